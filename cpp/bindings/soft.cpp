@@ -1,5 +1,5 @@
-// lshkit._C: attention with soft codes. Bits and margins come with n_hashes and n_selected as one
-// last dimension.
+// lshkit._C: attention with soft codes. Margins come with n_hashes and n_selected as one last
+// dimension.
 #include "lshkit/cuda/soft.hpp"
 
 #include "attention_views.hpp"
@@ -11,12 +11,10 @@ namespace lshkit {
 namespace {
 
 struct SoftCodeViews {
-  TensorView codes, bits, margins;
+  TensorView codes, margins;
 
-  SoftCodeViews(const std::string& side, py::handle codes_object, py::handle bits_object,
-                py::handle margins_object)
+  SoftCodeViews(const std::string& side, py::handle codes_object, py::handle margins_object)
       : codes((side + "_codes").c_str(), codes_object, kAnyPlace),
-        bits((side + "_bits").c_str(), bits_object, kAnyPlace),
         margins((side + "_margins").c_str(), margins_object, kAnyPlace) {}
 
   void check(index_t batch, index_t heads, index_t rows, const HashFunctions& functions,
@@ -24,20 +22,16 @@ struct SoftCodeViews {
     const index_t selected = functions.n_hashes * selected_bits(n_probes);
     codes.require_type({code_type(functions.n_bits)}).require_contiguous();
     codes.require_shape({batch, heads, rows, functions.n_hashes});
-    bits.require_type({kUint8}).require_contiguous();
-    bits.require_shape({batch, heads, rows, selected});
     margins.require_type({kFloat32}).require_contiguous();
     margins.require_shape({batch, heads, rows, selected});
   }
   SoftCodes soft() const {
-    return {codes.data<const void>(), codes.type() == kUint8 ? 1 : 2,
-            bits.data<const std::uint8_t>(), margins.data<const float>()};
+    return {codes.data<const void>(), codes.type() == kUint8 ? 1 : 2, margins.data<const float>()};
   }
   SoftCodesOut output() const {
     codes.require_output();
-    bits.require_output();
     margins.require_output();
-    return {codes.data<void>(), bits.data<std::uint8_t>(), margins.data<float>()};
+    return {codes.data<void>(), margins.data<float>()};
   }
 };
 
@@ -69,8 +63,8 @@ struct SoftViews {
   // All tensors of a call with these; null for those that were not given.
   std::vector<const TensorView*> views(const SoftCodeViews& q, const SoftCodeViews& k,
                                        std::initializer_list<const TensorView*> more) const {
-    std::vector<const TensorView*> all = in.views(
-        {&parameters, &sharpness, &q.codes, &q.bits, &q.margins, &k.codes, &k.bits, &k.margins});
+    std::vector<const TensorView*> all =
+        in.views({&parameters, &sharpness, &q.codes, &q.margins, &k.codes, &k.margins});
     all.insert(all.end(), more);
     return all;
   }
@@ -84,15 +78,14 @@ struct SoftViews {
 void soft_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                   py::handle parameters, py::handle sharpness, int family, index_t n_bits,
                   index_t n_hashes, index_t query_probes, index_t key_probes, bool causal,
-                  int normalize, py::handle out, py::handle query_codes, py::handle query_bits,
-                  py::handle query_margins, py::handle key_codes, py::handle key_bits,
-                  py::handle key_margins, py::handle divisors_object, int threads,
-                  py::handle query_starts, py::handle key_starts) {
+                  int normalize, py::handle out, py::handle query_codes, py::handle query_margins,
+                  py::handle key_codes, py::handle key_margins, py::handle divisors_object,
+                  int threads, py::handle query_starts, py::handle key_starts) {
   const SoftViews soft(query, key, value, key_mask, parameters, sharpness, family, n_bits, n_hashes,
                        query_probes, key_probes, causal, normalize, "out", out, query_starts,
                        key_starts);
-  const SoftCodeViews queries("query", query_codes, query_bits, query_margins);
-  const SoftCodeViews keys("key", key_codes, key_bits, key_margins);
+  const SoftCodeViews queries("query", query_codes, query_margins);
+  const SoftCodeViews keys("key", key_codes, key_margins);
   const AttentionViews& in = soft.in;
   soft.check_codes_of(queries, keys);
   const SoftCodesOut query_output = queries.output(), key_output = keys.output();
@@ -117,17 +110,16 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
                    py::handle parameters, py::handle sharpness, int family, index_t n_bits,
                    index_t n_hashes, index_t query_probes, index_t key_probes, bool causal,
                    int normalize, py::handle grad_out, py::handle query_codes,
-                   py::handle query_bits, py::handle query_margins, py::handle key_codes,
-                   py::handle key_bits, py::handle key_margins, py::handle divisors_object,
-                   py::handle out_object, py::handle grad_query, py::handle grad_key,
-                   py::handle grad_value, py::handle grad_sharpness_object, int threads,
-                   py::handle query_starts, py::handle key_starts,
+                   py::handle query_margins, py::handle key_codes, py::handle key_margins,
+                   py::handle divisors_object, py::handle out_object, py::handle grad_query,
+                   py::handle grad_key, py::handle grad_value, py::handle grad_sharpness_object,
+                   int threads, py::handle query_starts, py::handle key_starts,
                    py::handle grad_parameters_object) {
   const SoftViews soft(query, key, value, key_mask, parameters, sharpness, family, n_bits, n_hashes,
                        query_probes, key_probes, causal, normalize, "grad_out", grad_out,
                        query_starts, key_starts);
-  const SoftCodeViews queries("query", query_codes, query_bits, query_margins);
-  const SoftCodeViews keys("key", key_codes, key_bits, key_margins);
+  const SoftCodeViews queries("query", query_codes, query_margins);
+  const SoftCodeViews keys("key", key_codes, key_margins);
   const AttentionViews& in = soft.in;
   soft.check_codes_of(queries, keys);
   const DivisorsView divisors(divisors_object, in.shape, soft.options.normalize);
@@ -174,17 +166,16 @@ void bind_soft(py::module_& module) {
   using namespace pybind11::literals;
   module.def("soft_attention_forward", &soft_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "sharpness"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "query_probes"_a,
-             "key_probes"_a, "causal"_a, "normalize"_a, "out"_a, "query_codes"_a, "query_bits"_a,
-             "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a, "divisors"_a,
-             "threads"_a = 0, py::kw_only(), "query_starts"_a = py::none(),
-             "key_starts"_a = py::none());
+             "key_probes"_a, "causal"_a, "normalize"_a, "out"_a, "query_codes"_a, "query_margins"_a,
+             "key_codes"_a, "key_margins"_a, "divisors"_a, "threads"_a = 0, py::kw_only(),
+             "query_starts"_a = py::none(), "key_starts"_a = py::none());
   module.def("soft_attention_backward", &soft_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "sharpness"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "query_probes"_a,
              "key_probes"_a, "causal"_a, "normalize"_a, "grad_out"_a, "query_codes"_a,
-             "query_bits"_a, "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a,
-             "divisors"_a, "out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a,
-             "grad_sharpness"_a, "threads"_a = 0, py::kw_only(), "query_starts"_a = py::none(),
-             "key_starts"_a = py::none(), "grad_parameters"_a = py::none());
+             "query_margins"_a, "key_codes"_a, "key_margins"_a, "divisors"_a, "out"_a,
+             "grad_query"_a, "grad_key"_a, "grad_value"_a, "grad_sharpness"_a, "threads"_a = 0,
+             py::kw_only(), "query_starts"_a = py::none(), "key_starts"_a = py::none(),
+             "grad_parameters"_a = py::none());
 }
 
 }  // namespace lshkit

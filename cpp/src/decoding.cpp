@@ -47,7 +47,7 @@ SoftHashRows soft_rows(const Plan& p) {
 struct BlockScratch {
   float *x, *inverse, *counts, *margins, *few_margins, *key_weights, *query_weights;
   char *hash, *codes, *key_probes, *query_probes;
-  std::uint8_t *valid, *bits, *few_bits;
+  std::uint8_t* valid;
   DecodingHead* heads;
   std::size_t bytes;
 
@@ -61,9 +61,7 @@ struct BlockScratch {
     valid = arena.take<std::uint8_t>(rows);
     heads = arena.take<DecodingHead>(p.units_at_once);
     const index_t soft = p.soft() ? f.n_hashes : 0;
-    bits = arena.take<std::uint8_t>(soft * rows * p.n_selected());
     margins = arena.take<float>(soft * rows * p.n_selected());
-    few_bits = arena.take<std::uint8_t>(soft * rows * p.n_selected());
     few_margins = arena.take<float>(soft * rows * p.n_selected());
     const index_t keys = soft * positions * p.key_rows() * p.probes.keys;
     const index_t queries = soft * positions * p.query_rows() * p.probes.queries;
@@ -158,7 +156,6 @@ class Block {
       h.scratch = reinterpret_cast<float*>(s_.hash);
       if (p_.soft()) {
         h.inverse_norm = s_.inverse + row;
-        h.bits = s_.bits + row * f_.n_hashes * h.n_selected;
         h.margins = s_.margins + row * f_.n_hashes * h.n_selected;
         kernels().soft_hash(h);
       } else {
@@ -176,18 +173,14 @@ class Block {
     probes += offset * m * n_probes * p_.code_bytes();
     weights += offset * m * n_probes;
     const float sharpness = p_.probes.sharpness[head(unit) * p_.probes.sharpness_stride];
-    SoftCodes soft{own, p_.code_bytes(), s_.bits + row * m * r, s_.margins + row * m * r};
-    // Both sides are hashed at once: the one with fewer probes has selected bits that none flips.
+    SoftCodes soft{own, p_.code_bytes(), s_.margins + row * m * r};
+    // Both sides are hashed at once: the one with fewer probes has margins of bits that none flips.
     const index_t flipped = selected_bits(n_probes);
     if (flipped < r) {
-      std::uint8_t* bits = s_.few_bits + row * m * r;
       float* margins = s_.few_margins + row * m * r;
       for (index_t pair = 0; pair < rows * m; ++pair)
-        for (index_t k = 0; k < flipped; ++k) {
-          bits[pair * flipped + k] = soft.bits[pair * r + k];
+        for (index_t k = 0; k < flipped; ++k)
           margins[pair * flipped + k] = soft.margins[pair * r + k];
-        }
-      soft.bits = bits;
       soft.margins = margins;
     }
     kernels().expand_probes(probe_rows(soft, rows, m, 0, m, n_probes, sharpness, s_.valid + row),

@@ -17,6 +17,7 @@ namespace {
 struct SoftSide {
   SoftCodes soft;
   index_t rows, n_hashes, n_probes;
+  int n_bits;
   float sharpness;
   int n_selected = selected_bits(n_probes);
 
@@ -26,6 +27,7 @@ struct SoftSide {
         probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes, run.hash,
                    run.group, n_probes, sharpness, valid ? valid + run.first : nullptr);
     p.part = std::min(group, run.group);
+    p.last_bit = n_bits - 1;  // within the tables, whatever a caller's margins hold
     return p;
   }
   WeightedSide<float> weighted(const std::uint8_t* valid) const {
@@ -65,15 +67,19 @@ WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSi
 struct Sides {
   SoftSide query, key;
 
-  Sides(const SoftOptions& options, SoftCodes queries, SoftCodes keys, index_t n_hashes,
+  Sides(const SoftOptions& options, SoftCodes queries, SoftCodes keys, const HashFunctions& f,
         const HeadRange& r)
-      : query(side(queries, r.query_row, r.n_queries, n_hashes, options.query_probes, options, r)),
-        key(side(keys, r.key_row, r.n_keys, n_hashes, options.key_probes, options, r)) {}
+      : query(side(queries, r.query_row, r.n_queries, f, options.query_probes, options, r)),
+        key(side(keys, r.key_row, r.n_keys, f, options.key_probes, options, r)) {}
 
  private:
-  static SoftSide side(SoftCodes soft, index_t first, index_t rows, index_t n_hashes,
+  static SoftSide side(SoftCodes soft, index_t first, index_t rows, const HashFunctions& f,
                        index_t n_probes, const SoftOptions& options, const HeadRange& r) {
-    return {soft.rows(first, n_hashes, selected_bits(n_probes)), rows, n_hashes, n_probes,
+    return {soft.rows(first, f.n_hashes, selected_bits(n_probes)),
+            rows,
+            f.n_hashes,
+            n_probes,
+            f.n_bits,
             options.sharpness[r.keys.head * options.sharpness_stride]};
   }
 };
@@ -90,7 +96,6 @@ void add_plane_gradient(const HashFunctions& functions, Matrix<const float> x, c
   g.n_selected = side.n_selected;
   g.codes = side.soft.codes;
   g.code_bytes = side.soft.bytes;
-  g.bits = side.soft.bits;
   g.margin_grads = margin_grads;
   g.x = x;
   g.inverse_norm = inverse;
@@ -104,18 +109,18 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
                             const HashFunctions& functions, AttentionInputs<float> in,
                             Output<float> out, float* divisors, SoftCodesOut queries,
                             SoftCodesOut keys, int threads) {
-  const index_t heads = head_count(shape), n_hashes = functions.n_hashes;
+  const index_t heads = head_count(shape);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = shape.heads / key_heads(shape);
-  const bool finite_queries = soft_hash(query_functions, in.query, shape.batch, shape.heads,
-                                        shape.n_queries, shape.n_features, options.query_probes,
-                                        queries.codes, queries.bits, queries.margins, threads);
+  const bool finite_queries =
+      soft_hash(query_functions, in.query, shape.batch, shape.heads, shape.n_queries,
+                shape.n_features, options.query_probes, queries.codes, queries.margins, threads);
   const bool finite_keys =
       soft_hash(functions, in.key, shape.batch, key_heads(shape), shape.n_keys, shape.n_features,
-                options.key_probes, keys.codes, keys.bits, keys.margins, threads);
-  const SoftCodes query_codes{queries.codes, code_bytes, queries.bits, queries.margins};
-  const SoftCodes key_codes{keys.codes, code_bytes, keys.bits, keys.margins};
+                options.key_probes, keys.codes, keys.margins, threads);
+  const SoftCodes query_codes{queries.codes, code_bytes, queries.margins};
+  const SoftCodes key_codes{keys.codes, code_bytes, keys.margins};
   // Rows that are not finite are looked for only when there are some.
   std::optional<ValidRows> valid;
   if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);
@@ -135,7 +140,7 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
     const Matrix<float> to =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
     float* divisor = divisors ? divisors + r.query_row : nullptr;
-    const Sides sides(options, query_codes, key_codes, n_hashes, r);
+    const Sides sides(options, query_codes, key_codes, functions, r);
     if (last > first)
       weighted_sum(weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits,
                                  options.causal, in.query.converted()),
@@ -157,7 +162,7 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
     std::fill_n(sharpness_grads, head_count(shape), 0.0f);  // of sequences without a row
   const auto head_backward = [&](const HeadBackward<float>& b, float* plane_grads) {
     AttentionHead<float> head = b.head;
-    const Sides sides(options, query_codes, key_codes, n_hashes, b.range);
+    const Sides sides(options, query_codes, key_codes, functions, b.range);
     // Gradients of the margins, of all hashes: the way back through a rotation takes them together.
     const std::size_t begin = BackwardScratch<float>(Arena(), head, options.normalize).bytes;
     const auto margins_of = [&](const SoftSide& side) {

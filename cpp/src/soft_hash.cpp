@@ -36,7 +36,6 @@ ProbeRows probe_rows(SoftCodes soft, index_t rows, index_t n_hashes, index_t fir
   ProbeRows p;
   p.codes = soft.codes;
   p.code_bytes = soft.bytes;
-  p.bits = soft.bits;
   p.margins = soft.margins;
   p.rows = rows;
   p.n_hashes = n_hashes;
@@ -46,14 +45,15 @@ ProbeRows probe_rows(SoftCodes soft, index_t rows, index_t n_hashes, index_t fir
   p.n_probes = n_probes;
   p.probe_stride = group * n_probes;
   p.n_selected = selected_bits(n_probes);
+  p.last_bit = kBitOfMargin;
   p.valid = valid;
   p.sharpness = sharpness;
   return p;
 }
 
 bool soft_hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
-               index_t rows, index_t n_features, index_t n_probes, void* codes, std::uint8_t* bits,
-               float* margins, int threads) {
+               index_t rows, index_t n_features, index_t n_probes, void* codes, float* margins,
+               int threads) {
   if (batch * heads * rows == 0) return true;
   const RowTasks tasks{batch * heads, rows};
   const int n_selected = selected_bits(n_probes), code_bytes = functions.n_bits <= 8 ? 1 : 2;
@@ -82,7 +82,6 @@ bool soft_hash(const HashFunctions& functions, Input<float> x, index_t batch, in
     h.n_selected = n_selected;
     const index_t pair = (head * rows + first) * functions.n_hashes;
     h.codes = static_cast<char*>(codes) + pair * code_bytes;
-    h.bits = bits + pair * n_selected;
     h.margins = margins + pair * n_selected;
     h.scratch = static_cast<float*>(thread_scratch(kernels().soft_hash_scratch(h)));
     kernels().soft_hash(h);
@@ -118,7 +117,6 @@ void soft_hash_rows_backward(const HashFunctions& functions, Matrix<const float>
   g.n_selected = n_selected;
   g.codes = soft.codes;
   g.code_bytes = soft.bytes;
-  g.bits = soft.bits;
   g.margin_grads = margin_grads;
   g.grad = grad;
   g.scratch = static_cast<float*>(thread_scratch(kernels().soft_hash_gradient_scratch(g)));
@@ -199,7 +197,6 @@ void soft_hash_backward(const HashFunctions& functions, Tensor<const float> x, i
       reduce(task, first, last, block);
       g.codes = block.soft.codes;
       g.code_bytes = block.soft.bytes;
-      g.bits = block.soft.bits;
       g.margin_grads = block.margin_grads;
       g.x = block.x;
       g.inverse_norm = block.inverse;

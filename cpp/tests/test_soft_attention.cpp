@@ -123,14 +123,11 @@ struct Attention {
 
 struct Codes1 {
   std::vector<std::uint16_t> codes;  // room for either size
-  std::vector<std::uint8_t> bits;
   std::vector<float> margins;
   Codes1(index_t rows, index_t m, index_t t)
-      : codes(rows * m), bits(rows * m * selected_bits(t)), margins(bits.size()) {}
-  SoftCodesOut out() { return {codes.data(), bits.data(), margins.data()}; }
-  SoftCodes soft(int n_bits) const {
-    return {codes.data(), n_bits <= 8 ? 1 : 2, bits.data(), margins.data()};
-  }
+      : codes(rows * m), margins(rows * m * selected_bits(t)) {}
+  SoftCodesOut out() { return {codes.data(), margins.data()}; }
+  SoftCodes soft(int n_bits) const { return {codes.data(), n_bits <= 8 ? 1 : 2, margins.data()}; }
 };
 
 void check_attention(index_t nq, index_t nk, index_t dv, int n_bits, index_t tq, index_t tk,

@@ -18,7 +18,7 @@ struct Problem {
   Parameters parameters;
   HashFunctions functions;
   std::vector<float> x, sharpness{1.5f, 0.5f};
-  std::vector<std::uint8_t> codes, bits, probe_codes;
+  std::vector<std::uint8_t> codes, probe_codes;
   std::vector<float> margins, weights;
   bool finite;
 
@@ -44,12 +44,13 @@ struct Problem {
   }
   index_t pairs() const { return batch * heads * n * n_hashes; }
   Tensor<const float> rows() const { return {x.data(), heads * n * d, n * d, d}; }
-  SoftCodes soft() const { return {codes.data(), bytes, bits.data(), margins.data()}; }
+  SoftCodes soft() const { return {codes.data(), bytes, margins.data()}; }
+  int bit(index_t at) const { return bit_of(margins[at]); }
+  float margin(index_t at) const { return without_bit(margins[at]); }
   void hash_again(int threads) {
     codes.assign(pairs() * bytes, 255);
-    bits.assign(pairs() * r, 255);
     margins = unwritten<float>(pairs() * r);
-    finite = soft_hash(functions, rows(), batch, heads, n, d, n_probes, codes.data(), bits.data(),
+    finite = soft_hash(functions, rows(), batch, heads, n, d, n_probes, codes.data(),
                        margins.data(), threads);
     probe_codes.assign(pairs() * n_probes * bytes, 255);
     weights = unwritten<float>(pairs() * n_probes);
@@ -108,10 +109,10 @@ void check_soft_codes(const Problem& p) {
     std::sort(sorted.begin(), sorted.end());
     int taken = 0;
     for (int k = 0; k < p.r; ++k) {
-      const int bit = p.bits[pair * p.r + k];
+      const int bit = p.bit(pair * p.r + k);
       if (bit >= p.n_bits || taken >> bit & 1) ++wrong;
       taken |= 1 << bit;
-      const double margin = p.margins[pair * p.r + k];
+      const double margin = p.margin(pair * p.r + k);
       if (!check::close(margin, std::fabs(z[bit]), 2e-6, error)) ++wrong;
       if (!check::close(margin, sorted[k], 4e-6, 2 * error)) ++wrong;
       margins.push_back(margin);
@@ -120,7 +121,7 @@ void check_soft_codes(const Problem& p) {
     for (index_t a = 0; a < p.n_probes; ++a) {
       int code = own;
       for (int k = 0; k < p.r; ++k)
-        if (a >> k & 1) code ^= 1 << p.bits[pair * p.r + k];
+        if (a >> k & 1) code ^= 1 << p.bit(pair * p.r + k);
       if (p.code(p.probe_codes, pair * p.n_probes + a) != code) ++wrong;
       if (!check::close(p.weights[pair * p.n_probes + a], w[a], 1e-5, 1e-30)) ++wrong;
     }
@@ -168,7 +169,7 @@ TEST(gradients_are_the_derivatives) {
           const std::vector<double> z = p.projections(of, row, h, &error);
           std::vector<double> margins;
           for (int k = 0; k < p.r; ++k) {
-            const int bit = p.bits[pair * p.r + k];
+            const int bit = p.bit(pair * p.r + k);
             margins.push_back(p.code(p.codes, pair) >> bit & 1 ? z[bit] : -z[bit]);
           }
           const std::vector<double> w = softmax(margins, t, sharpness);
@@ -292,11 +293,11 @@ TEST(rows_without_a_direction) {
     for (index_t pair = 0; pair < p.pairs(); ++pair) {
       const index_t row = pair / p.n_hashes;
       if (row == 3) {
-        CHECK(p.code(p.codes, pair) == 0 && p.bits[pair * 2] == 0 && p.bits[pair * 2 + 1] == 1);
-        CHECK(p.margins[pair * 2] == 0 && p.margins[pair * 2 + 1] == 0);
+        CHECK(p.code(p.codes, pair) == 0 && p.bit(pair * 2) == 0 && p.bit(pair * 2 + 1) == 1);
+        CHECK(p.margin(pair * 2) == 0 && p.margin(pair * 2 + 1) == 0);
       } else if (row == 35 || row == 36) {
         CHECK(std::isnan(p.margins[pair * 2]) && std::isnan(p.weights[pair * 4]));
-        CHECK(p.bits[pair * 2] < 8 && p.bits[pair * 2] != p.bits[pair * 2 + 1]);
+        CHECK(p.bit(pair * 2) < 8 && p.bit(pair * 2) != p.bit(pair * 2 + 1));
       } else {
         CHECK(p.code(p.codes, pair) == clean.code(clean.codes, pair));
         CHECK(p.margins[pair * 2 + 1] == clean.margins[pair * 2 + 1]);
@@ -307,7 +308,7 @@ TEST(rows_without_a_direction) {
 
 TEST(no_rows_is_no_work) {
   HashFunctions f;
-  CHECK(soft_hash(f, {}, 1, 4, 0, 8, 4, nullptr, nullptr, nullptr, 1));
+  CHECK(soft_hash(f, {}, 1, 4, 0, 8, 4, nullptr, nullptr, 1));
   soft_probes({}, 1, 4, 0, 32, 4, nullptr, 0, nullptr, nullptr, 1);
 }
 

@@ -29,7 +29,6 @@ class HashedSide {
     codes_ = cut.take<std::uint8_t>((soft ? codes / group : codes) * p.code_bytes());
     if (!soft || rows == 0) return;
     const index_t selected = codes / group * selected_bits(n_probes);
-    bits_ = cut.take<std::uint8_t>(selected);
     margins_ = cut.take<float>(selected);
     probe_codes_ = cut.take<std::uint8_t>(codes * n_probes * p.code_bytes());
     weights_ = cut.take<float>(codes * n_probes);
@@ -72,13 +71,12 @@ class HashedSide {
     const index_t first = g * p.units() * rows_ * p.functions.n_hashes * n_probes_;
     return soft_hash(p.queue, p.functions, x, p.tables.batch, p.tables.key_heads, rows_,
                      p.n_features, n_probes_, p.probes.sharpness, p.probes.sharpness_stride,
-                     {codes_, bits_, margins_},
-                     scratch ? probe_codes_ + first * p.code_bytes() : nullptr,
+                     {codes_, margins_}, scratch ? probe_codes_ + first * p.code_bytes() : nullptr,
                      scratch ? weights_ + first : nullptr, scratch);
   }
 
   index_t group_, rows_, n_probes_;
-  std::uint8_t *codes_ = nullptr, *bits_ = nullptr, *probe_codes_ = nullptr, *scratch_ = nullptr;
+  std::uint8_t *codes_ = nullptr, *probe_codes_ = nullptr, *scratch_ = nullptr;
   float *margins_ = nullptr, *weights_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
 // Attention with soft codes: the steps of cpp/src/soft_attention.cpp, some heads at a time. Their
-// probes are made when they are needed and go again; saved in between are codes, bits and margins.
+// probes are made when they are needed and go again; saved in between are codes and margins.
 //
 // Scratch of the forward: n_q (d_v + 1) floats a head, tables (16 MB; in order as much as the sums)
 // and the probes of some heads (256 MB, or those of one head), in no order as much again to sort
@@ -133,7 +133,6 @@ void soft_codes(const SoftProblem& p, bool query, const RowNorms& norms, const S
   s.hash.codes = out.codes;
   s.inverse = norms.inverse;
   s.n_selected = selected_bits(p.probes(query));
-  s.bits = out.bits;
   s.margins = out.margins;
   soft_hash(p.queue, p.functions.family, s, shared_limit(p.queue));
 }
@@ -169,11 +168,10 @@ index_t soft_attention_forward(const Queue& queue, const AttentionShape& shape,
   const ProbeScratch query_memory(cut, p, true, at_once, false),
       key_memory(cut, p, false, at_once, false);
   const int code_bytes = hash_code_bytes(functions.n_bits);
-  SoftProbes query_probes =
-      soft_probes_of(p, true, {queries.codes, code_bytes, queries.bits, queries.margins},
-                     query.valid, query_memory);
-  SoftProbes key_probes = soft_probes_of(
-      p, false, {keys.codes, code_bytes, keys.bits, keys.margins}, key.valid, key_memory);
+  SoftProbes query_probes = soft_probes_of(p, true, {queries.codes, code_bytes, queries.margins},
+                                           query.valid, query_memory);
+  SoftProbes key_probes =
+      soft_probes_of(p, false, {keys.codes, code_bytes, keys.margins}, key.valid, key_memory);
   WeightedPass<float> pass = forward_pass(p, query_probes, key_probes);
   pass.tables = take_tables(cut, pass, weighted_table_scratch(pass));
   take_sorted(cut, {&pass});

@@ -43,11 +43,10 @@ index_t soft_hash(const Queue& queue, const HashFunctions& functions, Input<floa
   s.hash.codes = soft.codes;
   s.inverse = norms.inverse;
   s.n_selected = selected_bits(n_probes);
-  s.bits = soft.bits;
   s.margins = soft.margins;
   soft_hash(queue, functions.family, s, shared_limit(queue));
-  SoftProbes p = probes_of(s.hash, {soft.codes, s.hash.code_bytes, soft.bits, soft.margins},
-                           n_probes, sharpness, sharpness_stride);
+  SoftProbes p = probes_of(s.hash, {soft.codes, s.hash.code_bytes, soft.margins}, n_probes,
+                           sharpness, sharpness_stride);
   p.codes = probe_codes;
   p.weights = weights;
   expand_probes(queue, p);

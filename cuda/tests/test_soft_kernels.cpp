@@ -214,15 +214,19 @@ Parameters parameters_of(Family family, index_t d, int n_bits, index_t n_hashes,
 // Arrays of soft codes, and those that the CPU's and the GPU's functions write.
 struct SoftArrays {
   int bytes;
-  std::vector<std::uint8_t> codes, bits;
+  std::vector<std::uint8_t> codes;
   std::vector<float> margins;
   SoftArrays(int n_bits, index_t pairs, index_t n_probes)
       : bytes(hash_code_bytes(n_bits)),
         codes(pairs * bytes),
-        bits(pairs * selected_bits(n_probes)),
         margins(unwritten<float>(pairs * selected_bits(n_probes))) {}
-  SoftCodesOut output() { return {codes.data(), bits.data(), margins.data()}; }
-  SoftCodes soft() const { return {codes.data(), bytes, bits.data(), margins.data()}; }
+  SoftCodesOut output() { return {codes.data(), margins.data()}; }
+  SoftCodes soft() const { return {codes.data(), bytes, margins.data()}; }
+  std::vector<int> bits() const {
+    std::vector<int> numbers;
+    for (const float margin : margins) numbers.push_back(bit_of(margin));
+    return numbers;
+  }
 };
 
 void check_soft_hash(Family family, index_t n, index_t d, int n_bits, index_t m, index_t n_probes) {
@@ -238,8 +242,7 @@ void check_soft_hash(Family family, index_t n, index_t d, int n_bits, index_t m,
   SoftArrays wanted(n_bits, pairs, n_probes), got(n_bits, pairs, n_probes);
   std::vector<std::uint8_t> wanted_probes(pairs * n_probes * wanted.bytes), probes(wanted_probes);
   auto wanted_weights = unwritten<float>(pairs * n_probes), weights = wanted_weights;
-  soft_hash(f, rows, 1, heads, n, d, n_probes, wanted.codes.data(), wanted.bits.data(),
-            wanted.margins.data(), 1);
+  soft_hash(f, rows, 1, heads, n, d, n_probes, wanted.codes.data(), wanted.margins.data(), 1);
   soft_probes(wanted.soft(), 1, heads, n, m, n_probes, sharpness, 1, wanted_probes.data(),
               wanted_weights.data(), 1);
   with_scratch([&](void* scratch) {
@@ -247,7 +250,7 @@ void check_soft_hash(Family family, index_t n, index_t d, int n_bits, index_t m,
                            probes.data(), weights.data(), scratch);
   });
   CHECK(got.codes == wanted.codes);  // of these numbers
-  CHECK(got.bits == wanted.bits);
+  CHECK(got.bits() == wanted.bits());
   CHECK(probes == wanted_probes);
   check_close(got.margins, wanted.margins, 1e-5);
   check_close(weights, wanted_weights, 1e-5);
@@ -336,8 +339,7 @@ void check_soft_attention(const SoftCase& c) {
   float* const to_divisors = c.normalize == Normalize::none ? nullptr : divisors.data();
   Bytes out(unwritten<float>(g.size()), c.element), other_out = out;
   soft_attention_forward(shape, options, f, in, out.output(c.heads, c.nq, c.dv), to_divisors,
-                         {queries.codes.data(), queries.bits.data(), queries.margins.data()},
-                         {keys.codes.data(), keys.bits.data(), keys.margins.data()}, 1);
+                         queries.output(), keys.output(), 1);
   const TableCache cache(c.cache);
   with_scratch([&](void* scratch) {
     return cuda::soft_attention_forward(Queue{}, shape, options, f, in,
@@ -345,8 +347,8 @@ void check_soft_attention(const SoftCase& c) {
                                         to_divisors ? other_divisors.data() : nullptr,
                                         other_queries.output(), other_keys.output(), scratch);
   });
-  CHECK(other_queries.codes == queries.codes && other_queries.bits == queries.bits);
-  CHECK(other_keys.codes == keys.codes && other_keys.bits == keys.bits);
+  CHECK(other_queries.codes == queries.codes && other_queries.bits() == queries.bits());
+  CHECK(other_keys.codes == keys.codes && other_keys.bits() == keys.bits());
   // 16 bits: their last one, of a result that both round.
   const double rounding = c.element == Element::float32   ? 0
                           : c.element == Element::float16 ? 1.0 / 1024

@@ -10,7 +10,6 @@ from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.assertions import may_be_read
 from lshkit.torch_ops.library import (
     Operator,
-    check_codes,
     define,
     differentiable,
     fake,
@@ -25,12 +24,13 @@ from lshkit.torch_ops.library import (
 _HASHER = "int family, int n_bits"
 define(
     # Weights and probe codes (batch, heads, n, n_hashes, n_probes), then what the gradient needs:
-    # own codes (batch, heads, n, n_hashes), selected bits and their margins (..., n_selected).
+    # own codes (batch, heads, n, n_hashes) and margins of selected bits (..., n_selected), whose 4
+    # lowest bits are the numbers of the bits.
     f"soft_hash(Tensor x, Tensor parameters, Tensor sharpness, {_HASHER}, int n_hashes, "
-    "int n_probes) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "int n_probes) -> (Tensor, Tensor, Tensor, Tensor)",
     # Gradients of x, of sharpness for every (batch, head), and of the parameters if wanted.
     "soft_hash_backward(Tensor grad_weights, Tensor x, Tensor parameters, Tensor sharpness, "
-    f"Tensor codes, Tensor bits, Tensor margins, Tensor weights, {_HASHER}, bool parameters_too) "
+    f"Tensor codes, Tensor margins, Tensor weights, {_HASHER}, bool parameters_too) "
     "-> (Tensor, Tensor, Tensor)",
 )
 
@@ -57,7 +57,6 @@ def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tup
         x.new_empty((*codes.shape, n_probes), dtype=torch.float32),
         codes.new_empty((*codes.shape, n_probes)),
         codes,
-        x.new_empty(selected, dtype=torch.uint8),
         x.new_empty(selected, dtype=torch.float32),
     )
 
@@ -75,12 +74,12 @@ def _soft_hash(
     out = _new_soft_codes(x, n_bits, n_hashes, n_probes)
     if x.numel() == 0:
         return tuple(o.zero_() for o in out)
-    weights, probe_codes, codes, bits, margins = out
+    weights, probe_codes, codes, margins = out
     x, parameters = rows(x, torch.float32), parameters.contiguous()
     sharpness = sharpness.to(torch.float32).contiguous()
     _C.soft_hash(
         *(x, parameters, sharpness, family, n_bits, n_hashes, n_probes, codes),
-        *(bits.flatten(3), margins.flatten(3), probe_codes.flatten(3), weights.flatten(3)),
+        *(margins.flatten(3), probe_codes.flatten(3), weights.flatten(3)),
         torch.get_num_threads(),
     )
     return out
@@ -103,7 +102,6 @@ def _soft_hash_backward(
     parameters: Tensor,
     sharpness: Tensor,
     codes: Tensor,
-    bits: Tensor,
     margins: Tensor,
     weights: Tensor,
     family: int,
@@ -114,15 +112,13 @@ def _soft_hash_backward(
     grad_x, grad_sharpness, grad_parameters = grads
     if x.numel() == 0:
         return grad_x.zero_().to(x.dtype), grad_sharpness.zero_(), grad_parameters.zero_()
-    if bits.numel():  # the core trusts them as rows of the parameters
-        check_codes("bits", bits, n_bits)
     n_hashes, n_probes = weights.shape[-2:]
     scale = sharpness.to(torch.float32).contiguous()
-    saved = [a.contiguous().flatten(3) for a in (bits, margins, weights)]
+    margins, weights = (a.contiguous().flatten(3) for a in (margins, weights))
     of_weights = grad_weights.to(torch.float32).contiguous().flatten(3)
     _C.soft_hash_backward(
         *(rows(x, torch.float32), parameters.contiguous(), scale, family, n_bits, n_hashes),
-        *(n_probes, codes.contiguous(), saved[0], saved[1], saved[2], of_weights),
+        *(n_probes, codes.contiguous(), margins, weights, of_weights),
         *(grad_x, grad_sharpness, grad_parameters if parameters_too else None),
         torch.get_num_threads(),
     )
@@ -153,10 +149,10 @@ def _(grad_weights: Tensor, x: Tensor, parameters: Tensor, *rest: Any) -> Any:
 
 def _setup_soft_hash(ctx: Any, inputs: Any, output: Any) -> None:
     x, parameters, sharpness, family, n_bits, _, _ = inputs
-    weights, probe_codes, codes, bits, margins = output
-    ctx.mark_non_differentiable(probe_codes, codes, bits, margins)
+    weights, probe_codes, codes, margins = output
+    ctx.mark_non_differentiable(probe_codes, codes, margins)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
-    ctx.save_for_backward(x, parameters, sharpness, codes, bits, margins, weights)
+    ctx.save_for_backward(x, parameters, sharpness, codes, margins, weights)
     ctx.options = family, n_bits
 
 

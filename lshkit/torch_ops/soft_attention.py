@@ -10,7 +10,6 @@ from lshkit import _C
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import (
     Operator,
-    Three,
     check_codes,
     core_dtype,
     define,
@@ -39,16 +38,13 @@ _OPTIONS = (
     "Tensor parameters, Tensor sharpness, int family, int n_bits, int n_hashes, "
     "int query_probes, int key_probes, bool is_causal, int normalize"
 )
-# Of queries, then of keys: own codes (batch, heads, rows, n_hashes), selected bits and their
-# margins (..., n_selected).
-_CODES = ", ".join(
-    f"Tensor {side}_{part}" for side in "qk" for part in ("codes", "bits", "margins")
-)
+# Of queries, then of keys: own codes (batch, heads, rows, n_hashes) and margins (..., n_selected)
+# with the numbers of their bits, as soft_hash has them.
+_CODES = "Tensor q_codes, Tensor q_margins, Tensor k_codes, Tensor k_margins"
 define(
     # The output, the codes, and what each row of sums was divided by: (batch, heads, rows), or
     # (batch, heads, 0) without a normalisation.
-    f"soft_attention({_QKV}, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"soft_attention({_QKV}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # The gradient of sharpness is for every (batch, head). What is not wanted is empty: by the
     # output_mask of query, key, value and sharpness, and of the parameters.
     f"soft_attention_backward(Tensor grad_out, Tensor? out, {_QKV}, {_CODES}, Tensor divisors, "
@@ -58,19 +54,15 @@ define(
 )
 
 
-# Codes, bits and margins of queries, then of keys.
-SoftCodes: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# Codes and margins of queries, then of keys.
+SoftCodes: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]
 
 
-def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> Three:
+def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tuple[Tensor, Tensor]:
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
-    return (
-        codes,
-        x.new_empty(selected, dtype=torch.uint8),
-        x.new_empty(selected, dtype=torch.float32),
-    )
+    return codes, x.new_empty(selected, dtype=torch.float32)
 
 
 def _new_results(
@@ -109,8 +101,8 @@ def _core_inputs(
 
 def _flat(soft_codes: SoftCodes) -> SoftCodes:
     """Hashes and what each has as one dimension, as the core takes them."""
-    a, b, c, d, e, f = (x.contiguous().flatten(3) for x in soft_codes)
-    return a, b, c, d, e, f
+    a, b, c, d = (x.contiguous().flatten(3) for x in soft_codes)
+    return a, b, c, d
 
 
 def _soft_attention(
@@ -173,9 +165,8 @@ def _soft_attention_backward(
     key_starts: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    soft_codes: Any = rest[:6]
-    divisors = rest[6]
-    parameters, sharpness, *options, parameters_too, output_mask = rest[7:]
+    soft_codes: Any = rest[:4]
+    divisors, parameters, sharpness, *options, parameters_too, output_mask = rest[4:]
     dtype = core_dtype(query)
     wanted = parameters_too, output_mask
     gradients = _new_gradients(query, key, value, query_starts, parameters, *wanted, dtype)
@@ -184,14 +175,8 @@ def _soft_attention_backward(
             gradient.zero_()
     else:
         family, n_bits, n_hashes, query_probes, key_probes, is_causal, normalize = options
-        for name, codes, largest in zip(
-            ("query_codes", "query_bits", "key_codes", "key_bits"),
-            (*soft_codes[:2], *soft_codes[3:5]),
-            (2**n_bits, n_bits) * 2,
-            strict=True,
-        ):
-            if codes.numel():
-                check_codes(name, codes, largest)
+        check_codes("query_codes", soft_codes[0], 2**n_bits)
+        check_codes("key_codes", soft_codes[2], 2**n_bits)
         _C.soft_attention_backward(
             *_core_inputs(query, key, value, key_mask, parameters, sharpness),
             *(family, n_bits, n_hashes, query_probes, key_probes, is_causal),
@@ -244,7 +229,7 @@ def _(
 ) -> tuple[Tensor, ...]:
     *_, parameters_too, output_mask = rest
     wanted = parameters_too, output_mask
-    return _new_gradients(query, key, value, query_starts, rest[7], *wanted, query.dtype)
+    return _new_gradients(query, key, value, query_starts, rest[5], *wanted, query.dtype)
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -290,4 +275,4 @@ soft_attention: Operator = differentiable("soft_attention", _setup, _backward)
 soft_attention_backward: Operator = gradient_of("soft_attention")
 register_autocast("soft_attention")
 register_vmap("soft_attention", (0, 1, 2, 3), (4, 5))
-register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, 5, *range(8, 15)), (6, 7, 24))
+register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, 5, *range(8, 13)), (6, 7, 22))

@@ -46,11 +46,11 @@ def soft_weights(estimator, query, key):
     sharpness = torch.tensor([estimator.sharpness])
     saved = torch_ops.soft_attention(*floats, None, None, None, parameters, sharpness, *options)
     features = []
-    for x, codes, bits, n_probes in zip(
-        (query, key), saved[1:5:3], saved[2:6:3], estimator.probes(), strict=True
+    for x, codes, margins, n_probes in zip(
+        (query, key), saved[1:5:2], saved[2:5:2], estimator.probes(), strict=True
     ):
         projected = projections_of(x, parameters, estimator.hasher, *sizes)
-        weights = probe_features(projected, codes, bits, n_probes, estimator.sharpness)
+        weights = probe_features(projected, codes, margins, n_probes, estimator.sharpness)
         features.append(weights.flatten(-2))
     return features[0] @ features[1].mT / estimator.n_hashes
 

@@ -28,26 +28,26 @@ def planes_of(heads, n_hashes, n_bits, d, seed=0):
 
 
 def selection(query, key, value, planes, probes):
-    """Codes and selected bits of queries, then of keys, as the operator finds them."""
+    """Codes and margins of queries, then of keys, as the operator finds them."""
     heads, n_hashes, n_bits, d = planes.shape
-    _, q_codes, q_bits, _, k_codes, k_bits, *_ = torch_ops.soft_attention(
+    _, q_codes, q_margins, k_codes, k_margins, _ = torch_ops.soft_attention(
         *(x.detach().float() for x in (query, key, value)),
         *(None, None, None, planes.detach().float().reshape(heads, -1, d), torch.ones(1)),
         *(HYPERPLANE, n_bits, n_hashes, *probes, False, 0),
     )
-    return (q_codes, q_bits), (k_codes, k_bits)
+    return (q_codes, q_margins), (k_codes, k_margins)
 
 
 def dense(query, key, value, planes, mask, causal, normalize, probes, sharpness, chosen):
     """The formula over all pairs and buckets, differentiable in all of it."""
     group = query.shape[1] // key.shape[1]
     features = []
-    for x, (codes, bits), t in zip((query, key), chosen, probes, strict=True):
+    for x, (codes, margins), t in zip((query, key), chosen, probes, strict=True):
         per_head = planes.repeat_interleave(x.shape[1] // planes.shape[0], 0)
         norm = x.norm(dim=-1, keepdim=True)
         unit = torch.where(norm > 0, x / norm.clamp(min=1e-300), 0)
         projected = torch.einsum("bhnd,hmcd->bhnmc", unit, per_head)
-        features.append(probe_features(projected, codes, bits, t, sharpness))
+        features.append(probe_features(projected, codes, margins, t, sharpness))
     keys, values = (x.repeat_interleave(group, 1) for x in (features[1], value))
     return attend(features[0], keys, values, mask, causal, normalize)
 

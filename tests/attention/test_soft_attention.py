@@ -9,6 +9,7 @@ from cases.attention import (
     NORMALIZE,
     SAMPLED,
     attention_inputs,
+    bits_of_margins,
     padding_mask,
 )
 
@@ -43,13 +44,17 @@ def projections_of(x, parameters, hasher, n_bits, n_hashes):
     return torch.einsum("bhnd,hdmc->bhnmc", unit, torch.from_numpy(matrix))
 
 
-def probe_features(projected, codes, bits, n_probes, sharpness):
-    """Weights in all 2^n_bits buckets: (batch, heads, n, n_hashes, n_buckets)."""
-    selected = projected.gather(-1, bits.long())
+def probe_features(projected, codes, selected, n_probes, sharpness):
+    """Weights in all 2^n_bits buckets: (batch, heads, n, n_hashes, n_buckets).
+
+    selected: the operator's margins, of which the selection is taken.
+    """
+    bits = bits_of_margins(selected)
+    z = projected.gather(-1, bits)
     own = codes.long()[..., None]
-    margins = torch.where(own >> bits.long() & 1 == 1, selected, -selected)  # |z|
+    margins = torch.where(own >> bits & 1 == 1, z, -z)  # |z|
     flips = torch.arange(n_probes)[:, None] >> torch.arange(bits.shape[-1]) & 1
-    probes = own ^ (flips << bits.long()[..., None, :]).sum(-1)
+    probes = own ^ (flips << bits[..., None, :]).sum(-1)
     weights = (-2 * sharpness * (flips * margins[..., None, :]).sum(-1)).softmax(-1)
     features = weights.new_zeros(*codes.shape, 2 ** projected.shape[-1])
     return features.scatter(-1, probes, weights)
@@ -129,13 +134,13 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
 
         def dense(query, key, value, sharpness, normalize=normalize):
             features = []
-            for x, codes, bits, t in (
+            for x, codes, margins, t in (
                 (query, *saved[1:3], probes[0]),
-                (key, *saved[4:6], probes[1]),
+                (key, *saved[3:5], probes[1]),
             ):
                 z = projections_of(x, parameters, hasher, n_bits, n_hashes)
                 beta = sharpness[:, None, None, None]
-                features.append(probe_features(z, codes, bits, t, beta))
+                features.append(probe_features(z, codes, margins, t, beta))
             return attend(*features, value, mask, is_causal, normalize)
 
         tensors = inputs.query, inputs.key, inputs.value, sharpness
@@ -253,7 +258,7 @@ def test_long_rows_run_by_run(is_causal):
             probe_features(projections_of(x, parameters, "hadamard", 3, 2), *codes, 4, 2.0).flatten(
                 -2
             )
-            for x, codes in ((query, saved[1:3]), (key, saved[4:6]))
+            for x, codes in ((query, saved[1:3]), (key, saved[3:5]))
         )
         with_ones = torch.cat([value, torch.ones_like(value[..., :1])], -1)
         tables = keys[..., :, None] * with_ones[..., None, :]

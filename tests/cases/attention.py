@@ -73,6 +73,11 @@ def padding_mask(batch, n_k, seed=0):
     return mask
 
 
+def bits_of_margins(margins):
+    """Numbers of the selected bits, which margins have in their 4 lowest bits."""
+    return (margins.view(torch.int32) & 15).long()
+
+
 def codes_of(x, seed, estimator=SAMPLED):
     """The codes that yoso_attention(seed=seed) gives the rows of x, from the hash operator."""
     sizes = estimator.n_bits, estimator.n_hashes

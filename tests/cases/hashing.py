@@ -26,15 +26,14 @@ def soft_codes_of_core(x, parameters, family, n_bits, n_hashes, n_probes, sharpn
     """Every array that the core makes of soft codes and of the gradient of their weights."""
     rows, r = x.shape[:3], (n_probes - 1).bit_length()
     codes = np.empty((*rows, n_hashes), code_dtype(2**n_bits))
-    bits = np.empty((*rows, n_hashes * r), np.uint8)
     margins = np.empty((*rows, n_hashes * r), np.float32)
     probes = np.empty((*rows, n_hashes * n_probes), codes.dtype)
     weights = np.empty(probes.shape, np.float32)
     options = x, parameters, sharpness, FAMILY[family], n_bits, n_hashes, n_probes
-    finite = _C.soft_hash(*options, codes, bits, margins, probes, weights, threads)
+    finite = _C.soft_hash(*options, codes, margins, probes, weights, threads)
     grad_x, grad_sharpness = np.empty_like(x), np.empty(rows[:2], np.float32)
     planes = np.empty_like(parameters) if family == "hyperplane" else None
-    saved = codes, bits, margins, weights
+    saved = codes, margins, weights
     _C.soft_hash_backward(*options, *saved, grad, grad_x, grad_sharpness, planes, threads)
-    out = [codes, bits, margins, probes, weights, grad_x, grad_sharpness, np.array(finite)]
+    out = [codes, margins, probes, weights, grad_x, grad_sharpness, np.array(finite)]
     return out if planes is None else [*out, planes]

@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cases.attention import bits_of_margins  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from lshkit import reference, torch_ops  # noqa: E402
@@ -27,10 +28,10 @@ def rows_of(parameters, family, n_bits, n_hashes):
     return lambda n_features: torch.stack([matrix(one.numpy(), n_features) for one in parameters])
 
 
-def weights_of(unit, matrix, sharpness, codes, bits, n_probes):
+def weights_of(unit, matrix, sharpness, codes, selected, n_probes):
     """Weights `(batch, heads, n, n_hashes, n_probes)` for a given selection, by plain torch."""
     z = torch.einsum("bhnd,hmtd->bhnmt", unit, matrix.expand(unit.shape[1], -1, -1, -1))
-    bits = bits.long()
+    bits = bits_of_margins(selected)
     signs = torch.where(codes.long()[..., None] >> bits & 1 == 1, 1, -1)
     margins = z.gather(-1, bits) * signs
     flipped = torch.arange(n_probes)[:, None] >> torch.arange(bits.shape[-1]) & 1
@@ -61,7 +62,7 @@ def test_gradients(family, d, n_bits, n_hashes, n_probes):
     )
     inputs = [t.requires_grad_() for t in (x, parameters, sharpness)]
     options = FAMILY[family], n_bits, n_hashes, n_probes
-    weights, _, codes, bits, _ = torch_ops.soft_hash(*inputs, *options)
+    weights, _, codes, selected = torch_ops.soft_hash(*inputs, *options)
     grad = torch.randn(weights.shape, generator=generator)
     wanted_inputs = [t.detach().double().requires_grad_() for t in inputs]
     if family == "hyperplane":
@@ -69,7 +70,7 @@ def test_gradients(family, d, n_bits, n_hashes, n_probes):
     else:
         matrix = rows_of(parameters.detach(), family, n_bits, n_hashes)(d)
     unit = wanted_inputs[0] / wanted_inputs[0].norm(dim=-1, keepdim=True)
-    wanted = weights_of(unit, matrix, wanted_inputs[2], codes, bits, n_probes)
+    wanted = weights_of(unit, matrix, wanted_inputs[2], codes, selected, n_probes)
     torch.testing.assert_close(weights.detach(), wanted.float().detach(), rtol=1e-5, atol=1e-5)
 
     gradients = torch.autograd.grad(weights, inputs, grad, allow_unused=True)
@@ -218,12 +219,17 @@ def test_opcheck(family, n_bits, n_probes, n_sets):
         )
 
 
-def test_backward_refuses_bits_beyond_the_code():
+def test_numbers_of_bits_beyond_the_code_count_as_the_last():
     x, parameters, sharpness, _ = problem("hyperplane", 20, 8, 5, 1, 1)
-    weights, _, codes, bits, margins = OPS.soft_hash(x, parameters, sharpness, 0, 8, 5, 4)
-    saved = codes, bits + 3, margins, weights
-    with pytest.raises(ValueError, match="bits has code .* n_buckets=8"):
-        OPS.soft_hash_backward(weights, x, parameters, sharpness, *saved, 0, 8, True)
+    weights, _, codes, margins = OPS.soft_hash(x, parameters, sharpness, 0, 8, 5, 4)
+
+    def gradients(bit):
+        words = margins.view(torch.int32) & ~15 | bit
+        saved = codes, words.view(torch.float32), weights
+        return OPS.soft_hash_backward(weights, x, parameters, sharpness, *saved, 0, 8, True)
+
+    for got, wanted in zip(gradients(15), gradients(7), strict=True):
+        assert torch.equal(got, wanted)
 
 
 def test_compile_once_for_all_steps():

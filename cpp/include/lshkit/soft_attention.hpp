@@ -18,7 +18,6 @@ struct SoftOptions {
 // What the backward takes from the forward; see SoftCodes.
 struct SoftCodesOut {
   void* codes;
-  std::uint8_t* bits;
   float* margins;
 };
 

@@ -7,6 +7,8 @@
 // |z|, their margins, ascending. The weights are the softmax over the probes of
 // -2 sharpness (sum of the flipped margins): of sum_b log sigmoid(2 sharpness z_b bit_b), the
 // logarithm of a bucket's likelihood.
+#include <cstring>
+
 #include "lshkit/hash.hpp"
 
 namespace lshkit {
@@ -17,19 +19,35 @@ constexpr int selected_bits(index_t n_probes) {
   return bits;
 }
 
+// The 4 lowest bits of a margin hold the number of its bit, those above a float without them, which
+// stands for the middle of what they leave open: 20 bits of its fraction. Zero stands for itself.
+constexpr std::uint32_t kBitOfMargin = 15;
+
+inline int bit_of(float margin) {
+  std::uint32_t word;
+  std::memcpy(&word, &margin, sizeof(word));
+  return int(word & kBitOfMargin);
+}
+inline float without_bit(float margin) {
+  std::uint32_t word;
+  std::memcpy(&word, &margin, sizeof(word));
+  const bool zero = (word & 0x7fffffff) <= kBitOfMargin;
+  word = (word & ~kBitOfMargin) | (zero ? 0 : 8);
+  std::memcpy(&margin, &word, sizeof(margin));
+  return margin;
+}
+
 // What the probes and their gradient are made from; the probes themselves need not be kept.
-// Contiguous: codes (batch, heads, rows, n_hashes), bits and margins the same with a last dimension
+// Contiguous: codes (batch, heads, rows, n_hashes), margins the same with a last dimension
 // n_selected = selected_bits(n_probes).
 struct SoftCodes {
   const void* codes = nullptr;
   int bytes = 1;  // 1 or 2 a code
-  const std::uint8_t* bits = nullptr;
   const float* margins = nullptr;
 
   SoftCodes matrix(index_t flat_head, index_t rows, index_t n_hashes, int n_selected) const {
     const index_t first = flat_head * rows * n_hashes;
-    return {static_cast<const char*>(codes) + first * bytes, bytes, bits + first * n_selected,
-            margins + first * n_selected};
+    return {static_cast<const char*>(codes) + first * bytes, bytes, margins + first * n_selected};
   }
   // From a row of all heads' rows in turn.
   SoftCodes rows(index_t row, index_t n_hashes, int n_selected) const {
@@ -37,12 +55,12 @@ struct SoftCodes {
   }
 };
 
-// Writes codes (uint8 for n_bits <= 8, else uint16), bits and margins; n_probes: 1 to 2^n_bits. A
-// row of zeros has code 0 and margins 0, a row with a NaN or infinity margins of NaN. Margins carry
-// 20 bits. Returns true when every row is finite.
+// Writes codes (uint8 for n_bits <= 8, else uint16) and margins; n_probes: 1 to 2^n_bits. A row of
+// zeros has code 0 and margins 0, a row with a NaN or infinity margins of NaN. Returns true when
+// every row is finite.
 bool soft_hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
-               index_t rows, index_t n_features, index_t n_probes, void* codes, std::uint8_t* bits,
-               float* margins, int threads);
+               index_t rows, index_t n_features, index_t n_probes, void* codes, float* margins,
+               int threads);
 
 // The probes of every row and hash, contiguous (batch, heads, rows, n_hashes, n_probes): codes as
 // wide as the codes they come from, and weights. sharpness: one number, or heads of them with

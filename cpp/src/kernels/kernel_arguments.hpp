@@ -76,13 +76,12 @@ struct Matrix {
 };
 
 // ---- soft_hash ----
-// Codes, selected bits and margins as soft_hash.hpp defines them.
+// Codes and margins as soft_hash.hpp defines them.
 struct SoftHashRows : HashRows {
   Family family;
   const float* inverse_norm;  // (rows)
   int n_selected;
-  std::uint8_t* bits;  // (rows, n_hashes, n_selected)
-  float* margins;      // (rows, n_hashes, n_selected)
+  float* margins;  // (rows, n_hashes, n_selected)
 };
 // From the gradient of the margins to that of the unit vectors x_i * inverse_norm_i; the way
 // through the norm is unit_norm_backward.
@@ -95,8 +94,7 @@ struct SoftHashGradient {
   int n_selected;
   const void* codes;  // (rows, n_hashes)
   int code_bytes;
-  const std::uint8_t* bits;   // (rows, n_hashes, n_selected)
-  const float* margin_grads;  // (rows, n_hashes, n_selected)
+  const float* margin_grads;  // (rows, n_hashes, n_selected), as reduce_probes writes them
   Matrix<float> grad;         // every element is written
   float* scratch;             // 64-byte aligned
 };
@@ -112,12 +110,12 @@ struct PlaneGradient : SoftHashGradient {
 struct ProbeRows {
   const void* codes;  // (rows, n_hashes)
   int code_bytes;
-  const std::uint8_t* bits;  // (rows, n_hashes, n_selected)
-  const float* margins;      // (rows, n_hashes, n_selected)
+  const float* margins;  // (rows, n_hashes, n_selected)
   index_t rows, n_hashes, first_hash, group, n_probes;
   index_t part;               // at most so many hashes
   index_t probe_stride;       // of a single part, from one row's (group, n_probes) to the next
   int n_selected;             // selected_bits(n_probes)
+  int last_bit;               // a larger number of a bit counts as this one
   const std::uint8_t* valid;  // (rows), null: all; other rows have weights 0 and pass no gradient
   float sharpness;
 };

@@ -67,7 +67,8 @@ LSHKIT_KERNEL(void, plane_gradient, const PlaneGradient& gradient, index_t first
 LSHKIT_KERNEL(void, expand_probes, const ProbeRows& rows, int probe_code_bytes, void* probe_codes,
               float* weights)
 // weights, as expand_probes gave them (0: the row passes no gradient), and weight_grads. Writes
-// margin_grads (rows, group, n_selected) at a row stride and returns the gradient of sharpness.
+// margin_grads (rows, group, n_selected) at a row stride, with the numbers of the margins' bits as
+// these have them, and returns the gradient of sharpness.
 LSHKIT_KERNEL(double, reduce_probes, const ProbeRows& rows, const float* weights,
               const float* weight_grads, float* margin_grads, index_t margin_grad_stride)
 

@@ -2,7 +2,7 @@
 // a register at a time; a pair of row and hash is then a few products.
 #include "exponential.hpp"
 #include "kernels.hpp"
-#include "simd.hpp"
+#include "margins.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -23,7 +23,7 @@ constexpr index_t kRun = 1024;  // margins whose exponentials are kept, a multip
 
 // The own code with the bits of a = 0 .. 3 flipped.
 template <class Code>
-LSHKIT_INLINE void flip4(Code own, const std::uint8_t* bits, Code* out) {
+LSHKIT_INLINE void flip4(Code own, const int* bits, Code* out) {
   constexpr int width = 8 * int(sizeof(Code));
   constexpr std::uint64_t odd = (std::uint64_t(1) << width) | (std::uint64_t(1) << 3 * width);
   constexpr std::uint64_t upper = (std::uint64_t(1) << 2 * width) | (std::uint64_t(1) << 3 * width);
@@ -43,14 +43,16 @@ LSHKIT_INLINE Four weigh4(float w, const float* e) {
   return low * high * w;
 }
 
-// The n_probes t of one pair, e its exponentials and complement = 1 / (1 + e), the probability that
-// a bit is not flipped; of three probes, which flip one bit at most, that none is. T > 0: known at
-// compile time.
+// The n_probes t of one pair, e the exponentials of its margins and complement = 1 / (1 + e), the
+// probability that a bit is not flipped; of three probes, which flip one bit at most, that none is.
+// T > 0: known at compile time.
 template <int T, class Code>
-LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const float* e,
+LSHKIT_INLINE void probes_of(const Code own, const float* margins, int last_bit, const float* e,
                              const float* complement, index_t t, int n_selected, Code* codes,
                              float* weights) {
-  if (T) t = T;
+  if (T) t = T, n_selected = kSelected<T>;
+  int bits[16];
+  for (int k = 0; k < n_selected; ++k) bits[k] = int(smaller(bit_of(margins[k]), last_bit));
   if (t < 4) {
     codes[0] = own;
     if (t > 1) codes[1] = Code(own ^ (1 << bits[0]));
@@ -136,28 +138,34 @@ LSHKIT_INLINE auto alternate(V a, V b, std::index_sequence<I...>) {
 
 // As many pairs of 2 or 4 probes as fill registers: returns how many.
 template <int Probes, class Own>
-LSHKIT_INLINE index_t expand_registers(const Own* own, const std::uint8_t* bits, const float* e,
-                                       const float* complement, index_t count, std::uint16_t* codes,
-                                       float* weights) {
+LSHKIT_INLINE index_t expand_registers(const Own* own, const float* margins, int last_bit,
+                                       const float* e, const float* complement, index_t count,
+                                       std::uint16_t* codes, float* weights) {
   constexpr int n = kLanes<float>, pairs = Probes == 2 ? n : n / 2;
   constexpr auto lanes = std::make_index_sequence<n>{};
+  typedef typename Narrow<std::uint32_t, pairs>::type Numbers;
+  const Numbers last = std::uint32_t(last_bit) - Numbers{};
+  const auto within = [=](Numbers bits) LSHKIT_ALWAYS_INLINE { return bits < last ? bits : last; };
   index_t h = 0;
   for (; h + pairs <= count; h += pairs, codes += pairs * Probes, weights += pairs * Probes) {
     if constexpr (Probes == 2) {
       const auto code = load_as<std::uint32_t, pairs>(own + h);
-      const auto flipped = code ^ (1u << load_as<std::uint32_t, pairs>(bits + h));
+      Numbers words;
+      std::memcpy(&words, margins + h, sizeof(words));
+      const auto flipped = code ^ (1u << within(words & kBitOfMargin));
       const auto both = code | (flipped << 16);
       std::memcpy(codes, &both, sizeof(both));
       const Vec<float> stays = load(complement + h), flips = stays * load(e + h);
       store(weights, factors<0, -1>(stays, flips, lanes));
       store(weights + n, factors<n / 2, -1>(stays, flips, lanes));
     } else {
-      std::uint16_t two_bits[pairs];
-      std::memcpy(two_bits, bits + 2 * h, sizeof(two_bits));
-      const auto numbers = load_as<std::uint32_t, pairs>(two_bits);
+      typename Narrow<std::uint64_t, pairs>::type words;
+      std::memcpy(&words, margins + 2 * h, sizeof(words));
+      const Numbers bits = within(__builtin_convertvector(words & kBitOfMargin, Numbers));
+      const Numbers others = within(__builtin_convertvector(words >> 32 & kBitOfMargin, Numbers));
       const auto code = load_as<std::uint32_t, pairs>(own + h);
-      const auto first = (code | code << 16) ^ (0x10000u << (numbers & 255u));
-      const auto second = first ^ (0x10001u << (numbers >> 8));
+      const auto first = (code | code << 16) ^ (0x10000u << bits);
+      const auto second = first ^ (0x10001u << others);
       const auto four = alternate(first, second, std::make_index_sequence<2 * pairs>{});
       std::memcpy(codes, &four, sizeof(four));
       const Vec<float> stays = load(complement + 2 * h), flips = stays * load(e + 2 * h);
@@ -189,12 +197,12 @@ struct RowSteps {
 };
 template <int Probes, class Own, class Code>
 LSHKIT_NOINLINE void write_rows(index_t rows, index_t count, index_t t, index_t r, RowSteps step,
-                                const Own* own, const std::uint8_t* bits, const float* e,
+                                const Own* own, const float* margins, int last_bit, const float* e,
                                 const float* complement, Code* codes, float* weights) {
   if (Probes) t = Probes, r = kSelected<Probes>;
   const auto next = [&]() LSHKIT_ALWAYS_INLINE {
     own += step.own;
-    bits += step.own * r;
+    margins += step.own * r;
     e += step.powers;
     complement += step.powers;
     codes += step.probes;
@@ -202,16 +210,16 @@ LSHKIT_NOINLINE void write_rows(index_t rows, index_t count, index_t t, index_t 
   };
   if (count == 1) {  // a loop in a loop would take longer than the probes
     for (index_t i = 0; i < rows; ++i, next())
-      probes_of<Probes>(Code(*own), bits, e, complement, t, int(r), codes, weights);
+      probes_of<Probes>(Code(*own), margins, last_bit, e, complement, t, int(r), codes, weights);
     return;
   }
   for (index_t i = 0; i < rows; ++i, next()) {
     index_t h = 0;
     if constexpr ((Probes == 2 || Probes == 4) && sizeof(Code) == 2 && kVectorBytes >= 32)
-      h = expand_registers<Probes>(own, bits, e, complement, count, codes, weights);
+      h = expand_registers<Probes>(own, margins, last_bit, e, complement, count, codes, weights);
     for (; h < count; ++h)
-      probes_of<Probes>(Code(own[h]), bits + h * r, e + h * r, complement + h * r, t, int(r),
-                        codes + h * t, weights + h * t);
+      probes_of<Probes>(Code(own[h]), margins + h * r, last_bit, e + h * r, complement + h * r, t,
+                        int(r), codes + h * t, weights + h * t);
   }
 }
 
@@ -233,11 +241,10 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
         if (const index_t ahead = i + kAhead; row + ahead < p.rows) {
           prefetch_row(margins + kAhead * p.n_hashes * r, 4 * n);
           prefetch_row(all_own + pair + ahead * p.n_hashes, 1);
-          prefetch_row(p.bits + (pair + ahead * p.n_hashes) * r, 1);
         }
         for (index_t c = 0; c < n; c += kLanes<float>) {
-          const Vec<float> u = load_first(margins + c, int(smaller(kLanes<float>, n - c))) * twice;
-          const Vec<float> power = exp_minus(u);
+          const Vec<float> margin = load_first(margins + c, int(smaller(kLanes<float>, n - c)));
+          const Vec<float> power = exp_minus(without_bits(margin) * twice);
           store(e + i * n + c, power);
           Vec<float> sum = 1.0f + power;
           if (Probes == 3) sum += swap_pairs(power, std::make_index_sequence<kLanes<float>>{});
@@ -247,8 +254,8 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
       each_part(p, t, first, count, [&](index_t hash, index_t here, index_t at, index_t stride) {
         const index_t own = pair + hash - first, from = (hash - first) * r, to = at + row * stride;
         write_rows<Probes>(rows, here, t, r, {p.n_hashes, n, stride}, all_own + own,
-                           p.bits + own * r, e + from, complement + from, probe_codes + to,
-                           weights + to);
+                           p.margins + own * r, p.last_bit, e + from, complement + from,
+                           probe_codes + to, weights + to);
         for (index_t i = 0; p.valid && i < rows; ++i)
           if (!p.valid[row + i])
             std::memset(weights + to + i * stride, 0, sizeof(float) * here * t);
@@ -379,16 +386,16 @@ double reduce(const ProbeRows& p, const float* weights, const float* weight_grad
       Vec<float> sum = {};
       index_t c = 0;
       for (; c + kLanes<float> <= n; c += kLanes<float>) {
-        const Vec<float> v = load(out + c);
-        sum += v * load(margins + c);
-        store(out + c, v * twice);
+        const Vec<float> v = load(out + c), margin = load(margins + c);
+        sum += v * without_bits(margin);
+        store(out + c, with_bits_of(margin, v * twice));
       }
-      float rest = 0;
-      for (; c < n; ++c) {
-        rest += out[c] * margins[c];
-        out[c] *= 2 * p.sharpness;
+      if (const int left = int(n - c); left > 0) {
+        const Vec<float> v = load_first(out + c, left), margin = load_first(margins + c, left);
+        sum += v * without_bits(margin);
+        store_first(out + c, with_bits_of(margin, v * twice), left);
       }
-      total += double(sum_lanes(sum) + rest);
+      total += double(sum_lanes(sum));
     }
   }
   return 2 * total;

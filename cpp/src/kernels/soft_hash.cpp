@@ -1,22 +1,21 @@
 // Soft codes, tokens in lanes: a tile's projections stay in L1, and the bits of the smallest |z|
-// are kept by minimum and maximum of integers that hold |z| and, in their 4 lowest bits, the bit's
-// number. So a margin carries 20 bits, and no index has to follow a comparison.
+// are kept by minimum and maximum of margins as integers, which hold the bits' numbers too: no
+// index has to follow a comparison.
 #include "hadamard.hpp"
+#include "margins.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
 static_assert(sizeof(float) == sizeof(std::int32_t), "keys are floats");
-constexpr std::int32_t kBitOfKey = 15;
 
-// The selected bits of a tile for a run of hashes, before they are moved to rows.
+// The codes and margins of a tile for a run of hashes, before they are moved to rows.
 struct Selection {
-  std::int32_t *codes, *bits, *margins;  // (hashes, W), then (hashes, n_selected, W)
+  std::int32_t *codes, *margins;  // (hashes, W), (hashes, n_selected, W)
 
   Selection(Cut& cut, index_t hashes, int n_selected)
       : codes(cut.take<std::int32_t>(round_up(hashes, 4 * W) * W)),
-        bits(cut.take<std::int32_t>(round_up(hashes * n_selected, 4 * W) * W)),
         margins(cut.take<std::int32_t>(round_up(hashes * n_selected, 4 * W) * W)) {}
 
   void store(const SoftHashRows& h, index_t first, index_t hashes, index_t token,
@@ -26,7 +25,6 @@ struct Selection {
       store_rows(codes, hashes, static_cast<std::uint8_t*>(h.codes) + pair, m, count);
     else
       store_rows(codes, hashes, static_cast<std::uint16_t*>(h.codes) + pair, m, count);
-    store_rows(bits, hashes * r, h.bits + pair * r, m * r, count);
     store_rows(margins, hashes * r, reinterpret_cast<Word*>(h.margins + pair * r), m * r, count);
   }
 
@@ -44,12 +42,12 @@ void select(const float* projections, index_t hash_stride, index_t bit_stride, i
             int n_bits, int n_selected, const Selection& to) {
   constexpr int kMost = Selected >= 0 ? Selected : 16;
   const int r = Selected >= 0 ? Selected : n_selected;
-  const I low = broadcast<std::int32_t>(kBitOfKey), none = broadcast<std::int32_t>(0x7fffffff);
+  const I none = broadcast<std::int32_t>(0x7fffffff);
   const I first = broadcast<std::int32_t>(n_bits - 1);
   for (index_t i = 0; i < hashes; ++i) {
-    I code = {}, key[kMost + 1];
+    I code = {}, margin[kMost + 1];
     LSHKIT_UNROLL
-    for (int k = 0; k < r; ++k) key[k] = none;
+    for (int k = 0; k < r; ++k) margin[k] = none;
     const float* z = projections + (i * hash_stride + n_bits * bit_stride) * W;
     I bit = first;  // a register of it, from the last bit on: nothing is broadcast in the loop
     for (int b = 0; b < n_bits; ++b, bit -= 1) {
@@ -58,23 +56,17 @@ void select(const float* projections, index_t hash_stride, index_t bit_stride, i
       if (r == 0) continue;
       I own;
       std::memcpy(&own, &v, sizeof(own));
-      own = (own & (0x7fffffff & ~kBitOfKey)) | bit;
+      own = (own & (0x7fffffff & ~kBitOfWord)) | bit;
       LSHKIT_UNROLL
       for (int k = 0; k < r; ++k) {
-        const I smallest = minimum(key[k], own);
-        own = maximum(key[k], own);
-        key[k] = smallest;
+        const I smallest = minimum(margin[k], own);
+        own = maximum(margin[k], own);
+        margin[k] = smallest;
       }
     }
     store(to.codes + i * W, code);
     LSHKIT_UNROLL
-    for (int k = 0; k < r; ++k) {
-      const index_t at = (i * r + k) * W;
-      // The middle of what the lost bits leave open; zero stays zero.
-      const I margin = key[k] & ~low, middle = margin | 8;
-      store(to.bits + at, key[k] & low);
-      store(to.margins + at, key[k] > low ? middle : margin);
-    }
+    for (int k = 0; k < r; ++k) store(to.margins + (i * r + k) * W, margin[k]);
   }
 }
 

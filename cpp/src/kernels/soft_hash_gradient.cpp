@@ -4,6 +4,7 @@
 // FastHadamard, tokens in lanes: for each bit a sparse vector over the hashes, which the transposed
 // rotation S H takes to one sum over bits; then the transposed first stage, once a tile.
 #include "hadamard.hpp"
+#include "margins.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -12,9 +13,10 @@ namespace {
 typedef std::int32_t __attribute__((may_alias)) Word;
 
 struct GradientTile {
-  float *sum, *work;           // (columns, W)
-  std::int32_t *codes, *bits;  // (hashes, W), (hashes, n_selected, W)
-  std::int32_t* slopes;        // as bits: floats, whose gradient is that of z
+  float *sum, *work;    // (columns, W)
+  std::int32_t* codes;  // (hashes, W)
+  // (hashes, n_selected, W): numbers of bits, and the gradients of their z, which are floats.
+  std::int32_t *bits, *slopes;
   index_t bytes;
 
   GradientTile(Cut cut, const SoftHashGradient& g) {
@@ -35,16 +37,17 @@ struct GradientTile {
       load_rows(static_cast<const std::uint8_t*>(g.codes) + pair, m, hashes, count, codes);
     else
       load_rows(static_cast<const std::uint16_t*>(g.codes) + pair, m, hashes, count, codes);
-    load_rows(g.bits + pair * r, m * r, hashes * r, count, bits);
     load_rows(reinterpret_cast<const Word*>(g.margin_grads + pair * r), m * r, hashes * r, count,
               slopes);
     for (index_t i = 0; i < hashes; ++i) {
       const I code = load(codes + i * W);
       for (index_t k = 0; k < r; ++k) {
         const index_t at = (i * r + k) * W;
-        const I set = (code >> load(bits + at)) & 1;
+        const I gradient = load(slopes + at), bit = gradient & kBitOfWord;
+        const I set = (code >> bit) & 1;
         const I minus = (set == I{}) & std::int32_t(0x80000000);
-        store(slopes + at, load(slopes + at) ^ minus);
+        store(bits + at, bit);
+        store(slopes + at, without_bits(gradient) ^ minus);
       }
     }
   }
@@ -195,9 +198,10 @@ LSHKIT_INLINE void each_slope(const SoftHashGradient& g, index_t token, index_t 
     const std::uint32_t code = g.code_bytes == 1 ? static_cast<const std::uint8_t*>(g.codes)[pair]
                                                  : static_cast<const std::uint16_t*>(g.codes)[pair];
     for (int k = 0; k < g.n_selected; ++k) {
-      const int bit = g.bits[pair * g.n_selected + k];
+      const float gradient = g.margin_grads[pair * g.n_selected + k], size = without_bit(gradient);
+      const int bit = smaller(bit_of(gradient), g.n_bits - 1);
       std::uint32_t slope;  // negated by its sign bit: a branch would be taken at random
-      std::memcpy(&slope, g.margin_grads + pair * g.n_selected + k, sizeof(slope));
+      std::memcpy(&slope, &size, sizeof(slope));
       slope ^= ~(code >> bit) << 31;
       float signed_slope;
       std::memcpy(&signed_slope, &slope, sizeof(slope));

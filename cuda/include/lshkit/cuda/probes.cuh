@@ -5,8 +5,7 @@
 // Soft codes lie row by row, 32 hashes side by side, their probes hash by hash: a block takes some
 // rows of some hashes through shared memory, so that both are read and written in whole sectors.
 // Of up to 16 probes a thread makes all of a row and hash: 2^R - 1 products and a division.
-#include "lshkit/cuda/words.cuh"
-#include "lshkit/soft_hash.hpp"
+#include "lshkit/cuda/margins.cuh"
 
 namespace lshkit::cuda {
 
@@ -52,7 +51,7 @@ __device__ inline float probe_weight(const float* margins, float sharpness, std:
   float own = 1, sum = 0, all = 1;
   const bool every = n == 1u << r;
   for (int k = 0; k < r; ++k) {
-    const float e = expf(-2 * sharpness * margins[k]), flipped = a >> k & 1 ? e : 1;
+    const float e = expf(-2 * sharpness * size_of_margin(margins[k])), flipped = a >> k & 1 ? e : 1;
     if (every) {
       own *= flipped / (1 + e);
       continue;
@@ -106,8 +105,7 @@ inline int hashes_of_probe_tile(const SoftProbes& p) {
 }
 inline std::size_t probe_tile_bytes(const SoftProbes& p, int hashes) {
   const index_t margins = index_t(hashes) * p.n_selected;
-  return std::size_t(kProbeRows *
-                     ((margins | 1) * sizeof(float) + hashes * sizeof(std::uint16_t) + margins));
+  return std::size_t(kProbeRows * ((margins | 1) * sizeof(float) + hashes * sizeof(std::uint16_t)));
 }
 
 // What a pair of a row and hash has R of, side by side.
@@ -178,12 +176,13 @@ __global__ void __launch_bounds__(kProbeThreads, 5)
     const int row = warp + step * kProbeWarps;
     if (row >= t.rows || lane >= t.hashes) continue;
     const index_t pair = (source + row) * p.n_hashes + t.first_hash + lane;
-    std::uint8_t bits[R];
-    load_selected<R>(p.soft.bits + pair * R, bits);
     load_selected<R>(p.soft.margins + pair * R, margin[step]);
     word[step] = load_code(p.soft.codes, p.soft.bytes, pair);
     LSHKIT_UNROLL
-    for (int k = 0; k < R; ++k) word[step] |= (bits[k] & 15u) << (16 + 4 * k);
+    for (int k = 0; k < R; ++k) {
+      word[step] |= std::uint32_t(bit_of_margin(margin[step][k])) << (16 + 4 * k);
+      margin[step][k] = size_of_margin(margin[step][k]);
+    }
   }
   LSHKIT_UNROLL
   for (int step = 0; step < kSteps; ++step) {
@@ -243,7 +242,6 @@ LSHKIT_KERNEL void __launch_bounds__(kProbeThreads)
   float* const margins = reinterpret_cast<float*>(memory);  // (rows, margin_stride)
   std::uint16_t* const codes =
       reinterpret_cast<std::uint16_t*>(margins + kProbeRows * t.margin_stride);  // (rows, hashes)
-  std::uint8_t* const bits = reinterpret_cast<std::uint8_t*>(codes + kProbeRows * t.hashes);
   const index_t source = p.source_row(t.head, t.first_row);
   const index_t from = source * p.n_hashes + t.first_hash;
   t.each(t.hashes, [&](int row, int i) {
@@ -251,9 +249,8 @@ LSHKIT_KERNEL void __launch_bounds__(kProbeThreads)
         std::uint16_t(load_code(p.soft.codes, p.soft.bytes, from + row * p.n_hashes + i));
   });
   t.each(t.margins, [&](int row, int i) {
-    const index_t at = (from + row * p.n_hashes) * p.n_selected + i;
-    margins[row * t.margin_stride + i] = p.soft.margins[at];
-    bits[row * t.margins + i] = p.soft.bits[at];
+    margins[row * t.margin_stride + i] =
+        p.soft.margins[(from + row * p.n_hashes) * p.n_selected + i];
   });
   __syncthreads();
   const std::uint32_t n = std::uint32_t(p.n_probes);
@@ -263,17 +260,15 @@ LSHKIT_KERNEL void __launch_bounds__(kProbeThreads)
       const int row = int(e / n);
       const std::uint32_t a = std::uint32_t(e - index_t(row) * n);
       std::uint32_t code = codes[row * t.hashes + hash];
-      const std::uint8_t* const own_bits = bits + row * t.margins + hash * p.n_selected;
-      for (int k = 0; k < p.n_selected; ++k) code ^= (a >> k & 1) << (own_bits[k] & 15);
+      const float* const own = margins + row * t.margin_stride + hash * p.n_selected;
+      for (int k = 0; k < p.n_selected; ++k) code ^= (a >> k & 1) << bit_of_margin(own[k]);
       const index_t to = t.probe_at(p, row, hash) + a;
       if (p.soft.bytes == 1)
         static_cast<std::uint8_t*>(p.codes)[to] = std::uint8_t(code);
       else
         static_cast<std::uint16_t*>(p.codes)[to] = std::uint16_t(code);
-      p.weights[to] = p.valid && !p.valid[source + row]
-                          ? 0
-                          : probe_weight(margins + row * t.margin_stride + hash * p.n_selected,
-                                         sharpness, a, n, p.n_selected);
+      p.weights[to] =
+          p.valid && !p.valid[source + row] ? 0 : probe_weight(own, sharpness, a, n, p.n_selected);
     }
 }
 
@@ -379,7 +374,8 @@ LSHKIT_KERNEL void __launch_bounds__(kSharpnessThreads) sharpness_kernel(Sharpne
     const float* const grads = p.margin_grads + span.owned * of_row;
     const float* const margins = p.soft.margins + span.flat * of_row;
     for (index_t at = thread_index(); at < count; at += kSharpnessThreads)
-      if (grads[at] != 0) sum += double(grads[at]) * margins[at];  // no NaN of an invalid row
+      if (grads[at] != 0)  // no NaN of an invalid row
+        sum += double(grads[at]) * size_of_margin(margins[at]);
   }
   sum = warp_sum(sum);
   if (lane_index() == 0) sums[warp_index()] = sum;
@@ -397,9 +393,7 @@ inline index_t probe_blocks(const SoftProbes& p, int hashes) {
 template <class Call>
 bool with_few_probes(const SoftProbes& p, const Call& call) {
   const int r = p.n_selected;
-  if (r < 1 || r > kMostInThread || !is_aligned(p.soft.bits, r == 3 ? 1 : r) ||
-      !is_aligned(p.soft.margins, r == 3 ? 4 : 4 * r))
-    return false;
+  if (r < 1 || r > kMostInThread || !is_aligned(p.soft.margins, r == 3 ? 4 : 4 * r)) return false;
   if (r == 1) call(std::integral_constant<int, 1>{});
   if (r == 2) call(std::integral_constant<int, 2>{});
   if (r == 3) call(std::integral_constant<int, 3>{});

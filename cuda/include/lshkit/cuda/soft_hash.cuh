@@ -1,16 +1,16 @@
 #pragma once
-// Soft codes with the arrays and the selection of lshkit/soft_hash.hpp: a key is |z| with the
-// number of its bit in the 4 lowest bits, so that the smallest keys are the selected bits with
-// their margins. Probes and their weights are made of these when they are needed, and the gradient
-// of the weights goes back to the margins.
+// Soft codes with the arrays of lshkit/soft_hash.hpp: a margin has the number of its bit in the 4
+// lowest bits, so that the smallest words are the margins of the selected bits. Probes and their
+// weights are made of these when they are needed, and the gradient of the weights goes back to the
+// margins.
 //
 // Fast Hadamard with 64 columns and up to 16 probes: a thread holds a token in registers. 16 hashes
 // at a time (of more than 4 probes 8), whose rows of a rotation 64 products, 16 additions and a
 // transform of 16 bring, 144 operations a bit; 5 more a bit and hash shift in its sign and keep the
-// smallest keys. The bound is these.
+// smallest words. The bound is these.
 #include "lshkit/cuda/hash.cuh"
+#include "lshkit/cuda/margins.cuh"
 #include "lshkit/cuda/rows.cuh"
-#include "lshkit/soft_hash.hpp"
 
 namespace lshkit::cuda {
 
@@ -40,31 +40,17 @@ template <int R>
 constexpr int kHashesAtOnce = R <= 2 ? 16 : 8;
 constexpr int kSoftHashChunk = 32;   // of a block
 constexpr int kMostInRegisters = 4;  // selected bits
-constexpr std::uint32_t kBitOfKey = 15;
 
 struct SoftHash {
   Hash hash;                       // without codes: batch, heads, rows and functions
   const float* inverse = nullptr;  // norms, by row of all heads in turn
   int n_selected = 0;
-  std::uint8_t* bits = nullptr;
   float* margins = nullptr;
 
   __device__ index_t selected_at(index_t flat, index_t row, index_t i) const {
     return ((flat * hash.n_rows + row) * hash.n_hashes + i) * n_selected;
   }
 };
-
-__device__ inline std::uint32_t selection_key(float z, int bit) {
-  return (bits_of_float(z) & (0x7fffffffu & ~kBitOfKey)) | std::uint32_t(bit);
-}
-// The middle of what the lost bits leave open; zero stays zero.
-__device__ inline float margin_of(std::uint32_t key) {
-  return float_of_bits(key > kBitOfKey ? (key & ~kBitOfKey) | 8 : 0);
-}
-__device__ inline void store_selected(const SoftHash& s, index_t at, std::uint32_t key) {
-  s.bits[at] = std::uint8_t(key & kBitOfKey);
-  s.margins[at] = margin_of(key);
-}
 
 // Signs of n_bits rotations by 64 columns for the hashes from `first` of a group on, times `sign`,
 // in shared memory: row `first` + j of H is row j times the signs of row `first`.
@@ -111,12 +97,12 @@ __device__ inline void store_rows_of_words(std::uint32_t* stage,
         reinterpret_cast<const Element*>(from + row * kStride * 4)[e];
   }
 }
-// Those of some hashes of a token: codes, then selected bits, then margins.
+// Those of some hashes of a token: codes, then margins.
 template <int R>
 __device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage, index_t flat,
                                         index_t row, int rows, index_t hash,
                                         const std::uint32_t (&codes)[kHashesAtOnce<R>],
-                                        const std::uint32_t (&keys)[kHashesAtOnce<R>][R + 1]) {
+                                        const std::uint32_t (&margins)[kHashesAtOnce<R>][R + 1]) {
   constexpr int kHashes = kHashesAtOnce<R>;
   const Hash& h = s.hash;
   const int used = int(least(kHashes, h.n_hashes - hash));
@@ -134,16 +120,11 @@ __device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage,
     store_rows_of_words<std::uint16_t>(stage, words, rows, to_codes, h.n_hashes * 2, used * 2);
   }
   if constexpr (R > 0) {
-    std::uint32_t bits[kHashes * R / 4] = {}, margins[kHashes * R];
+    std::uint32_t words[kHashes * R];
     LSHKIT_UNROLL
     for (int j = 0; j < kHashes; ++j) LSHKIT_UNROLL
-    for (int k = 0; k < R; ++k) {
-      const int i = j * R + k;
-      bits[i / 4] |= (keys[j][k] & kBitOfKey) << (i % 4 * 8);
-      margins[i] = bits_of_float(margin_of(keys[j][k]));
-    }
-    store_rows_of_words<std::uint8_t>(stage, bits, rows, s.bits + at * R, h.n_hashes * R, used * R);
-    store_rows_of_words<float>(stage, margins, rows, s.margins + at * R,
+    for (int k = 0; k < R; ++k) words[j * R + k] = margins[j][k];
+    store_rows_of_words<float>(stage, words, rows, s.margins + at * R,
                                h.n_hashes * R * index_t(sizeof(float)),
                                used * R * int(sizeof(float)));
   }
@@ -199,7 +180,7 @@ __global__ void __launch_bounds__(kHashThreads, 3) soft_hash_registers_kernel(So
       LSHKIT_UNROLL
       for (int j = 0; j < kHashes; ++j) {
         codes[j] = shift_in_sign(codes[j], w[j]);  // of -projection
-        std::uint32_t key = selection_key(w[j], bit);
+        std::uint32_t key = margin_word(w[j], bit);
         LSHKIT_UNROLL
         for (int k = 0; k < R; ++k) {
           const std::uint32_t lower = key < keys[j][k] ? key : keys[j][k];
@@ -276,12 +257,12 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads)
       const index_t at = s.selected_at(flat, row, hash + j);
       for (int bit = 0; bit < h.n_bits; ++bit) {
         const float own = projections[bit * kSoftHashChunk + j];
-        const std::uint32_t key = selection_key(own, bit);
+        const std::uint32_t key = margin_word(own, bit);
         code |= std::uint32_t(own > 0) << bit;
         int rank = 0;
         for (int other = 0; other < h.n_bits; ++other)
-          rank += selection_key(projections[other * kSoftHashChunk + j], other) < key;
-        if (rank < s.n_selected) store_selected(s, at + rank, key);
+          rank += margin_word(projections[other * kSoftHashChunk + j], other) < key;
+        if (rank < s.n_selected) s.margins[at + rank] = float_of_bits(key);
       }
       store_code(h, flat, row, hash + j, code);
     }
@@ -338,7 +319,7 @@ __global__ void __launch_bounds__(kPlaneThreads) soft_hash_planes_kernel(SoftHas
         LSHKIT_UNROLL
         for (int t = 0; t < kPlaneTokens; ++t) {
           codes[t] |= std::uint32_t(sum[b][t] > 0) << (bit + b);
-          std::uint32_t key = selection_key(sum[b][t], bit + b);
+          std::uint32_t key = margin_word(sum[b][t], bit + b);
           LSHKIT_UNROLL
           for (int k = 0; k < R; ++k) {
             const bool less = key < keys[t][k];
@@ -356,7 +337,7 @@ __global__ void __launch_bounds__(kPlaneThreads) soft_hash_planes_kernel(SoftHas
       store_code(h, flat, first + row, hash, codes[t]);
       const index_t at = s.selected_at(flat, first + row, hash);
       LSHKIT_UNROLL
-      for (int k = 0; k < R; ++k) store_selected(s, at + k, keys[t][k]);
+      for (int k = 0; k < R; ++k) s.margins[at + k] = float_of_bits(keys[t][k]);
     }
   }
 }

@@ -18,10 +18,11 @@ struct SoftHashBack {
   index_t group = 1;
   float* out = nullptr;  // (heads, rows, n_features)
 
-  // The gradient of the projection of a selected bit, and the bit.
+  // The gradient of the projection of a selected bit, and the bit; a larger number counts as the
+  // last.
   __device__ float slope(index_t flat, index_t row, index_t i, int k, int* bit) const {
     const index_t pair = (flat * hash.n_rows + row) * hash.n_hashes + i;
-    *bit = soft.bits[pair * n_selected + k] & 15;
+    *bit = int(least(bit_of_margin(soft.margins[pair * n_selected + k]), hash.n_bits - 1));
     const float* const grads =
         margin_grads + (flat * group * hash.n_rows + row) * per_row() + i * n_selected + k;
     float sum = grads[0];
@@ -66,8 +67,7 @@ __device__ __forceinline__ void load_slopes(const SoftHashBack& s, index_t flat,
     LSHKIT_UNROLL
     for (int i = 0; i < Hashes * R; ++i) sum[i] += own[i];
   }
-  std::uint8_t own_bits[Hashes * R];
-  load_elements<8>(s.soft.bits + pair * R, used * R, aligned, own_bits);
+  load_elements<16>(s.soft.margins + pair * R, used * R, aligned, own);
   std::uint16_t codes[Hashes];
   if (s.soft.bytes == 1) {
     std::uint8_t bytes[Hashes];
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_slopes(const SoftHashBack& s, index_t flat,
   LSHKIT_UNROLL
   for (int j = 0; j < Hashes; ++j) LSHKIT_UNROLL
   for (int k = 0; k < R; ++k) {
-    const int i = j * R + k, bit = own_bits[i] & 15;
+    const int i = j * R + k, bit = bit_of_margin(own[i]);
     bits[j][k] = bit;
     slopes[j][k] = codes[j] >> bit & 1 ? sum[i] : -sum[i];
   }
@@ -214,7 +214,7 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) soft_hash_back_planes_kernel(
       const index_t hash = (first + i) / s.n_selected;
       int bit;
       slopes[i] = s.slope(flat, row, hash, int((first + i) % s.n_selected), &bit);
-      planes[i] = int(hash * h.n_bits + (bit < h.n_bits ? bit : 0));
+      planes[i] = int(hash * h.n_bits + bit);
     }
     __syncthreads();
     for (index_t c = thread_index(); c < h.n_features; c += kHashThreads) {
@@ -237,9 +237,9 @@ inline void soft_hash_back(const Queue& queue, Family family, const SoftHashBack
   if (s.n_selected <= kMostInRegisters && h.columns == kRegisterColumns)
     return with_selected(s.n_selected, [&](auto r) {
       constexpr int R = decltype(r)::value;
-      // Then so is what 8 or 16 hashes have: gradients by 16 bytes, bits and codes of a byte by 8.
+      // Then so is what 8 or 16 hashes have: numbers by 16 bytes, codes of a byte by 8.
       const bool aligned = h.n_hashes % kHashesAtOnce<R> == 0 && is_aligned(s.margin_grads, 16) &&
-                           is_aligned(s.soft.bits, 8) && is_aligned(s.soft.codes, 16);
+                           is_aligned(s.soft.margins, 16) && is_aligned(s.soft.codes, 16);
       launch(queue, "soft_hash_backward", soft_hash_back_registers_kernel<R>,
              heads * ceil_div(h.n_rows, kHashThreads), kHashThreads,
              register_tile_bytes(kRegisterColumns + 1, h.n_bits), s, aligned);
@@ -294,7 +294,7 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneGradThreads, 1) plane_grads_kernel(Pl
       int bit;
       const float slope = g.back.slope(flat, row, hash, k, &bit) * inverse;
       for (int c = lane_index(); c < width; c += kWarp)
-        own[bit % h.n_bits * width + c] +=
+        own[bit * width + c] +=
             slope * load_element<float>(g.x.data, from + first_column + c, g.x.element);
     }
   }
