@@ -134,9 +134,9 @@ bool run(const FastSumPass& p) {
   return p.slices == 1 ? run<Code, 1>(p) : run<Code, 2>(p);
 }
 
-// lanes(row, column): a register of a row's numbers, zeros behind the last column.
+// lanes(row, column). Format: of numbers of 16 bits, or void for floats.
 template <class Format>
-struct Lanes {  // Format: of numbers of 16 bits, or void for floats
+struct Lanes {
   const FloatRows& rows;
 
   using Number = std::conditional_t<std::is_void_v<Format>, float, Half>;
@@ -144,11 +144,10 @@ struct Lanes {  // Format: of numbers of 16 bits, or void for floats
     return static_cast<const Number*>(rows.data) + i * rows.stride;
   }
   LSHKIT_INLINE F operator()(index_t i, index_t column) const {
-    const int count = int(smaller(W, rows.columns - column));
     if constexpr (std::is_void_v<Format>)
-      return load_first(row(i) + column, count);
+      return first_lanes(row(i) + column, rows.columns - column);
     else
-      return Format::widen(load_first_half(row(i) + column, count));
+      return first_lanes<Format>(row(i) + column, rows.columns - column);
   }
   LSHKIT_INLINE void prefetch(index_t i) const {
     prefetch_row(row(i), index_t(sizeof(Number)) * rows.columns);

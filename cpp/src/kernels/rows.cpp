@@ -7,16 +7,6 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-// The first `count` lanes of a row of T, or of bfloat16.
-template <class T>
-LSHKIT_INLINE Vec<T> lanes(const T* row, index_t count) {
-  return load_first(row, int(smaller(count, kLanes<T>)));
-}
-template <class T>
-LSHKIT_INLINE Vec<T> lanes(const Half* row, index_t count) {
-  return Bfloat16::widen(load_first_half(row, int(smaller(count, kLanes<T>))));
-}
-
 template <class T>
 LSHKIT_INLINE T dot(const T* a, const T* b, index_t n) {
   Vec<T> s0 = {}, s1 = {};
@@ -35,7 +25,7 @@ LSHKIT_INLINE void squares_of(const Row* const (&row)[4], index_t n, T (&square)
   Vec<T> sum[4] = {};
   for (index_t i = 0; i < n; i += kLanes<T>) LSHKIT_UNROLL
   for (int k = 0; k < 4; ++k) {
-    const Vec<T> x = lanes<T>(row[k] + i, n - i);
+    const Vec<T> x = first_lanes(row[k] + i, n - i);
     sum[k] += x * x;
   }
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -84,7 +74,7 @@ LSHKIT_INLINE ScaledNorm<T> scaled_norm(const Row* x, index_t n, T square) {
   const T factor = square <= kLeastSquare<T> ? kFactor : 1 / kFactor;
   T sum = 0;
   for (index_t i = 0; i < n; ++i) {
-    const T scaled = lanes<T>(x + i, 1)[0] * factor;
+    const T scaled = first_lanes(x + i, 1)[0] * factor;
     sum += scaled * scaled;
   }
   return {factor, root(sum)};

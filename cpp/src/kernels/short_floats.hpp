@@ -96,6 +96,16 @@ struct Float16 {
 #endif
 };
 
+// A register of a row's numbers, zeros behind the first `count`: of T, or of a 16-bit format.
+template <class T>
+LSHKIT_INLINE Vec<T> first_lanes(const T* row, index_t count) {
+  return load_first(row, int(smaller(count, kLanes<T>)));
+}
+template <class Format = Bfloat16>
+LSHKIT_INLINE Vec<float> first_lanes(const Half* row, index_t count) {
+  return Format::widen(load_first_half(row, int(smaller(count, kLanes<float>))));
+}
+
 }  // namespace
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit

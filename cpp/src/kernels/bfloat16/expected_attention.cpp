@@ -95,16 +95,12 @@ struct Scratch {
   }
 };
 
-F lanes(const float* x, index_t count) { return load_first(x, int(smaller(count, W))); }
-F lanes(const Half* x, index_t count) {
-  return Bfloat16::widen(load_first_half(x, int(smaller(count, W))));
-}
 template <class Row>
 bool finite(Matrix<const Row> m, const std::uint8_t* valid) {
   F check = {};
   for (index_t r = 0; r < m.rows; ++r)
     for (index_t c = 0; valid[r] && c < m.columns; c += W) {
-      const F x = lanes(m.row(r) + c, m.columns - c);
+      const F x = first_lanes(m.row(r) + c, m.columns - c);
       check += x - x;
     }
   return sum_lanes(check) == 0;
