@@ -1,5 +1,6 @@
-// lshkit._C: attention with soft codes. Margins come with n_hashes and n_selected as one last
-// dimension.
+// lshkit._C: attention with soft codes. Margins are int32: whoever rounds floats, as to keep less
+// for a backward pass, would lose the numbers of their bits. n_hashes and n_selected are one last
+// dimension of them.
 #include "lshkit/cuda/soft.hpp"
 
 #include "attention_views.hpp"
@@ -22,7 +23,7 @@ struct SoftCodeViews {
     const index_t selected = functions.n_hashes * selected_bits(n_probes);
     codes.require_type({code_type(functions.n_bits)}).require_contiguous();
     codes.require_shape({batch, heads, rows, functions.n_hashes});
-    margins.require_type({kFloat32}).require_contiguous();
+    margins.require_type({kInt32}).require_contiguous();
     margins.require_shape({batch, heads, rows, selected});
   }
   SoftCodes soft() const {

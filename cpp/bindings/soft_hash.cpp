@@ -23,7 +23,7 @@ struct SoftHashViews {
     check_codes(codes, {code_type(n_bits)});
     codes.require_shape({x.shape(0), x.shape(1), x.shape(2), n_hashes});
     // Four dimensions are as many as a view has: hashes and what each has are one.
-    margins.require_type({kFloat32});
+    margins.require_type({kInt32});
     weights.require_type({kFloat32});
     check(margins, x, n_hashes * selected_bits(n_probes));
     check(weights, x, n_hashes * n_probes);

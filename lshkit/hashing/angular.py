@@ -238,7 +238,7 @@ class _AngularFamily(HashFamily):
                 *(given, self.parameters, scale),
                 *options,
                 np.empty((1, 1, n, self.n_hashes), probes.dtype),
-                np.empty((1, 1, n, n_selected), np.float32),
+                np.empty((1, 1, n, n_selected), np.int32),
                 probes.reshape(1, 1, n, -1),
                 weights.reshape(1, 1, n, -1),
             )

@@ -24,8 +24,8 @@ from lshkit.torch_ops.library import (
 _HASHER = "int family, int n_bits"
 define(
     # Weights and probe codes (batch, heads, n, n_hashes, n_probes), then what the gradient needs:
-    # own codes (batch, heads, n, n_hashes) and margins of selected bits (..., n_selected), whose 4
-    # lowest bits are the numbers of the bits.
+    # own codes (batch, heads, n, n_hashes) and margins of selected bits (..., n_selected): int32
+    # words, floats but for the 4 lowest bits, which are the numbers of the bits.
     f"soft_hash(Tensor x, Tensor parameters, Tensor sharpness, {_HASHER}, int n_hashes, "
     "int n_probes) -> (Tensor, Tensor, Tensor, Tensor)",
     # Gradients of x, of sharpness for every (batch, head), and of the parameters if wanted.
@@ -57,7 +57,7 @@ def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tup
         x.new_empty((*codes.shape, n_probes), dtype=torch.float32),
         codes.new_empty((*codes.shape, n_probes)),
         codes,
-        x.new_empty(selected, dtype=torch.float32),
+        x.new_empty(selected, dtype=torch.int32),
     )
 
 

@@ -38,8 +38,8 @@ _OPTIONS = (
     "Tensor parameters, Tensor sharpness, int family, int n_bits, int n_hashes, "
     "int query_probes, int key_probes, bool is_causal, int normalize"
 )
-# Of queries, then of keys: own codes (batch, heads, rows, n_hashes) and margins (..., n_selected)
-# with the numbers of their bits, as soft_hash has them.
+# Of queries, then of keys: own codes (batch, heads, rows, n_hashes) and margins (..., n_selected),
+# int32 words as soft_hash has them.
 _CODES = "Tensor q_codes, Tensor q_margins, Tensor k_codes, Tensor k_margins"
 define(
     # The output, the codes, and what each row of sums was divided by: (batch, heads, rows), or
@@ -62,7 +62,7 @@ Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]
 def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tuple[Tensor, Tensor]:
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
-    return codes, x.new_empty(selected, dtype=torch.float32)
+    return codes, x.new_empty(selected, dtype=torch.int32)
 
 
 def _new_results(

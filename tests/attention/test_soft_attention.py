@@ -340,6 +340,28 @@ def test_shapes_dtypes_and_strides():
     assert empty.shape == (2, 3, 0, 16)
 
 
+def test_saved_floats_may_be_rounded():
+    """As hooks that save memory do; the numbers of bits in margins are no floats to them."""
+    inputs = attention_inputs(64, 64, 16, 16, batch=2, heads=4)
+    tensors = [x.requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
+
+    def rounded(x):
+        return x.bfloat16() if x.dtype is torch.float32 else x
+
+    def unrounded(x):
+        return x.float() if x.dtype is torch.bfloat16 else x
+
+    def gradients():
+        out = yoso_attention(*tensors, estimator=Soft(n_bits=6, n_hashes=16), seed=1)
+        return torch.autograd.grad(out, tensors, inputs.grad_out)
+
+    wanted = gradients()
+    with torch.autograd.graph.saved_tensors_hooks(rounded, unrounded):
+        got = gradients()
+    for a, b in zip(got, wanted, strict=True):
+        assert (a - b).norm() < 0.02 * b.norm()
+
+
 def test_operators_keep_torch_s_rules():
     inputs = attention_inputs(7, 9, 8, 5, heads=2)
     tensors = [x.requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]

@@ -75,7 +75,7 @@ def padding_mask(batch, n_k, seed=0):
 
 def bits_of_margins(margins):
     """Numbers of the selected bits, which margins have in their 4 lowest bits."""
-    return (margins.view(torch.int32) & 15).long()
+    return (margins & 15).long()
 
 
 def codes_of(x, seed, estimator=SAMPLED):

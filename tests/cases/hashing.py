@@ -26,7 +26,7 @@ def soft_codes_of_core(x, parameters, family, n_bits, n_hashes, n_probes, sharpn
     """Every array that the core makes of soft codes and of the gradient of their weights."""
     rows, r = x.shape[:3], (n_probes - 1).bit_length()
     codes = np.empty((*rows, n_hashes), code_dtype(2**n_bits))
-    margins = np.empty((*rows, n_hashes * r), np.float32)
+    margins = np.empty((*rows, n_hashes * r), np.int32)
     probes = np.empty((*rows, n_hashes * n_probes), codes.dtype)
     weights = np.empty(probes.shape, np.float32)
     options = x, parameters, sharpness, FAMILY[family], n_bits, n_hashes, n_probes

@@ -129,16 +129,16 @@ def soft_results(name, x, functions, family, n_bits, n_hashes):
         rows, selected = x.shape[:3], n_hashes * (n_probes - 1).bit_length()
         sharpness = np.float32([1, 2, 3])
         options = x, functions, sharpness, family, n_bits, n_hashes, n_probes
-        codes, margins = np.empty((*rows, n_hashes), code), np.empty((*rows, selected), np.float32)
+        codes, words = np.empty((*rows, n_hashes), code), np.empty((*rows, selected), np.int32)
         probes = np.empty((*rows, n_hashes * n_probes), code)
         weights = np.empty(probes.shape, np.float32)
-        _C.soft_hash(*options, codes, margins, probes, weights, 1)
+        _C.soft_hash(*options, codes, words, probes, weights, 1)
         grad = np.cos(np.arange(weights.size, dtype=np.float32)).reshape(weights.shape)
         grad_x, grad_sharpness = np.empty_like(x), np.empty(rows[:2], np.float32)
         planes = np.empty_like(functions) if family == 0 else None
-        saved = codes, margins, weights
+        saved = codes, words, weights
         _C.soft_hash_backward(*options, *saved, grad, grad_x, grad_sharpness, planes, 1)
-        bits = margins.view(np.int32) & 15
+        bits, margins = words & 15, words.view(np.float32)
         arrays = codes, bits, margins, probes, weights, grad_x, grad_sharpness
         for i, array in enumerate(arrays if planes is None else (*arrays, planes)):
             out[f"soft_{name}_{n_probes}_{i}"] = array

@@ -224,8 +224,7 @@ def test_numbers_of_bits_beyond_the_code_count_as_the_last():
     weights, _, codes, margins = OPS.soft_hash(x, parameters, sharpness, 0, 8, 5, 4)
 
     def gradients(bit):
-        words = margins.view(torch.int32) & ~15 | bit
-        saved = codes, words.view(torch.float32), weights
+        saved = codes, margins & ~15 | bit, weights
         return OPS.soft_hash_backward(weights, x, parameters, sharpness, *saved, 0, 8, True)
 
     for got, wanted in zip(gradients(15), gradients(7), strict=True):

@@ -20,7 +20,7 @@ constexpr int selected_bits(index_t n_probes) {
 }
 
 // The 4 lowest bits of a margin hold the number of its bit, those above a float without them, which
-// stands for the middle of what they leave open: 20 bits of its fraction. Zero stands for itself.
+// stands for the middle of what they leave open: 20 significant bits. Zero stands for itself.
 constexpr std::uint32_t kBitOfMargin = 15;
 
 inline int bit_of(float margin) {
