@@ -14,6 +14,7 @@ from lshkit.torch_ops.library import (
     differentiable,
     fake,
     gradient_of,
+    in_dtype,
     new_codes,
     new_gradient,
     register_kernel,
@@ -111,7 +112,7 @@ def _soft_hash_backward(
     grads = _new_gradients(x, parameters, parameters_too, torch.float32)
     grad_x, grad_sharpness, grad_parameters = grads
     if x.numel() == 0:
-        return grad_x.zero_().to(x.dtype), grad_sharpness.zero_(), grad_parameters.zero_()
+        return in_dtype(grad_x.zero_(), x.dtype), grad_sharpness.zero_(), grad_parameters.zero_()
     n_hashes, n_probes = weights.shape[-2:]
     scale = sharpness.to(torch.float32).contiguous()
     margins, weights = (a.contiguous().flatten(3) for a in (margins, weights))
@@ -122,7 +123,7 @@ def _soft_hash_backward(
         *(grad_x, grad_sharpness, grad_parameters if parameters_too else None),
         torch.get_num_threads(),
     )
-    return grad_x.to(x.dtype), grad_sharpness, grad_parameters
+    return in_dtype(grad_x, x.dtype), grad_sharpness, grad_parameters
 
 
 register_kernel("soft_hash", _soft_hash)
