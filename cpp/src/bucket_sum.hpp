@@ -31,6 +31,10 @@ struct HeadSum : SumRows {
   }
 };
 
+// Passes over a slice of columns that are worth a contiguous copy of it. In its place, slices of long
+// arrays use a part of the sets of the caches.
+inline constexpr index_t kPackedPasses = 8;
+
 // The columns are cut into slices that can be computed apart.
 template <class T>
 index_t slice_count(index_t n_values) {

@@ -25,7 +25,7 @@ SumCut::SumCut(const SumRows& s, index_t row_bytes) {
     group = at_once == 1 || 4 * slice <= cache.l3 / 4 ? 2 : 1;
   }
   const index_t rows = std::max(s.n_queries, s.n_keys);
-  packed = s.n_hashes / group >= kPackedPasses && rows * row_bytes >= l2;
+  packed = s.n_hashes / group >= kPackedPasses && rows * row_bytes >= std::min(l2, kMostUnpacked);
 }
 
 namespace {

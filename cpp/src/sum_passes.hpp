@@ -17,9 +17,8 @@ struct SumCut {
   SumCut(const SumRows& s, index_t row_bytes);
 
  private:
-  // Passes over a slice that are worth a copy of it. In their place, slices of long arrays use a
-  // part of the sets of the caches.
-  static constexpr index_t kPackedPasses = 8;
+  // Bytes of values from which copies are made where half of the L2 cache is more.
+  static constexpr index_t kMostUnpacked = index_t(512) << 10;
   // Of eight hashes, in bytes, in use together also where they take up to twice the L2 cache: a
   // row's columns and codes are loaded once for them. With 512 KB that takes 0.8 of the time of
   // four hashes (9 bits) or two (10 bits).
