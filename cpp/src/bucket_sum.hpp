@@ -31,8 +31,8 @@ struct HeadSum : SumRows {
   }
 };
 
-// Passes over a slice of columns that are worth a contiguous copy of it. In its place, slices of long
-// arrays use a part of the sets of the caches.
+// Passes over a slice of columns that are worth a contiguous copy of it. In its place, slices of
+// long arrays use a part of the sets of the caches.
 inline constexpr index_t kPackedPasses = 8;
 
 // The columns are cut into slices that can be computed apart.

@@ -63,7 +63,8 @@ constexpr float kOne = 32768;                      // a weight of 1, but for its
 constexpr float kLargestFactor = 8191;  // 14 bits: two registers of products stay within 32 bits
 constexpr float kSmallFactor = 0x1p-100f;
 
-template <int Slices, int Probes, bool Full>
+// Cleared: the table, of which no row has a mask.
+template <int Slices, int Probes, bool Full, bool Cleared = false>
 struct Run {
   static constexpr int kRegisterCount = Slices * kLine, kStride = Slices * kFastColumns;
   // Two registers of products stay within 32 bits; short ones are more.
@@ -101,21 +102,23 @@ struct Run {
       LSHKIT_UNROLL_PROBES
       for (int a = 0; a < probes; ++a) {
         std::int16_t* to = p.table + index_t(slot[a]) * kStride;
-        const RowMask used = use_row(p.used + slot[a]);
+        const RowMask used = Cleared || !p.used ? kAllUsed : use_row(p.used + slot[a]);
         const S w = S(broadcast(weight[a]));
         LSHKIT_UNROLL
         for (int i = 0; i < kRegisterCount; ++i) {
-          const S before = load_used(to + 2 * i * W, used), x = high_product(v[i], w);
+          const S before = Cleared ? load(to + 2 * i * W) : load_used(to + 2 * i * W, used);
+          const S x = high_product(v[i], w);
           const S after = S(U16(before) + U16(x));
           overflow |= U((before ^ after) & (x ^ after));
           store(to + 2 * i * W, after);
         }
       }
     }
-    clear_unused(p.used, p.table_rows, [&](index_t row) {
-      LSHKIT_UNROLL
-      for (int i = 0; i < kRegisterCount; ++i) store(p.table + row * kStride + 2 * i * W, S{});
-    });
+    if (p.used)
+      clear_unused(p.used, p.table_rows, [&](index_t row) {
+        LSHKIT_UNROLL
+        for (int i = 0; i < kRegisterCount; ++i) store(p.table + row * kStride + 2 * i * W, S{});
+      });
     std::uint32_t any = 0;
     for (int i = 0; i < W; ++i) any |= overflow[i];
     return !(any & 0x80008000u);
@@ -209,6 +212,7 @@ void read(const FastWeightedPass& p) {
 }
 template <int Slices>
 bool add(const FastWeightedPass& p) {
+  if (kMasksRows && p.add.n_probes == 4 && !p.used) return Run<Slices, 4, true, true>{p}.add_all();
   if (p.add.n_probes == 4) return Run<Slices, 4, true>{p}.add_all();
   if (p.add.n_probes == 2) return Run<Slices, 2, true>{p}.add_all();
   return Run<Slices, 0, true>{p}.add_all();

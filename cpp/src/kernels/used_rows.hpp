@@ -2,8 +2,8 @@
 // Tables that are not cleared before rows are added to theirs: a mask for each row says whether it
 // has been used, and loads take a row that has not for zeros. In 16-bit tables, where all rows
 // are added before any is read, the few that are left are cleared then. Of 4,096 probes in as many
-// buckets clearing all took a fifth of a pass. Where an instruction set has no loads by masks,
-// empty_table clears.
+// buckets clearing all took a fifth of a pass. Where many probes share a bucket masks take longer
+// than that: there, and where an instruction set has no loads by masks, empty_table clears.
 #if defined(LSHKIT_ISA_AVX512)
 #include <immintrin.h>
 #endif
@@ -15,6 +15,7 @@ namespace LSHKIT_ISA {
 namespace {
 
 using RowMask = std::uint16_t;  // all bits or none: one for each 32-bit lane of a register
+constexpr RowMask kAllUsed = RowMask(~0);
 
 #if defined(LSHKIT_ISA_AVX512)
 constexpr bool kMasksRows = true;
@@ -22,10 +23,10 @@ template <class T>
 LSHKIT_INLINE Vec<T> load_used(const T* row, RowMask used) {
   return Vec<T>(_mm512_maskz_loadu_epi32(used, row));
 }
-// The mask until now; the row is used from here on.
+// The mask of a row until now, which is used from here on.
 LSHKIT_INLINE RowMask use_row(RowMask* used) {
   const RowMask before = *used;
-  *used = RowMask(~0);
+  *used = kAllUsed;
   return before;
 }
 #else

@@ -38,7 +38,8 @@ LSHKIT_NOINLINE void reduce_dots(const Vec<T>* partial, T scale, bool accumulate
   store_first(to, sums, count);
 }
 
-template <class T, int Slices, int AddProbes, int ReadProbes, bool Full>
+// Cleared: the table, of which no row has a mask.
+template <class T, int Slices, int AddProbes, int ReadProbes, bool Full, bool Cleared = false>
 struct Run {
   static constexpr int kColumns = Slices * kSliceBytes / int(sizeof(T));
   static constexpr int kVectors = Slices * kSliceBytes / kVectorBytes, n = kLanes<T>;
@@ -47,6 +48,10 @@ struct Run {
 
   LSHKIT_INLINE int add_probes() const { return AddProbes ? AddProbes : p.add.n_probes; }
   LSHKIT_INLINE int read_probes() const { return ReadProbes ? ReadProbes : p.read.n_probes; }
+  LSHKIT_INLINE bool masked() const { return !Cleared && p.used; }
+  LSHKIT_INLINE static Vec<T> from_table(const T* row, RowMask used) {
+    return Cleared ? load(row) : load_used(row, used);
+  }
   LSHKIT_INLINE void load_row(const T* x, Vec<T>* v) const {
     LSHKIT_UNROLL
     for (int i = 0; i < kVectors; ++i)
@@ -82,10 +87,10 @@ struct Run {
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       T* to = p.table + index_t(slot[a]) * kColumns;
-      const RowMask used = use_row(p.used + slot[a]);
+      const RowMask used = masked() ? use_row(p.used + slot[a]) : kAllUsed;
       const Vec<T> w = broadcast(weight[a]);
       LSHKIT_UNROLL
-      for (int i = 0; i < kVectors; ++i) store(to + i * n, load_used(to + i * n, used) + w * v[i]);
+      for (int i = 0; i < kVectors; ++i) store(to + i * n, from_table(to + i * n, used) + w * v[i]);
     }
   }
 
@@ -110,10 +115,10 @@ struct Run {
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       const T* from = p.table + index_t(slot[a]) * kColumns;
-      const RowMask used = p.used[slot[a]];
+      const RowMask used = masked() ? p.used[slot[a]] : kAllUsed;
       Vec<T> v[kVectors];
       LSHKIT_UNROLL
-      for (int i = 0; i < kVectors; ++i) v[i] = load_used(from + i * n, used);
+      for (int i = 0; i < kVectors; ++i) v[i] = from_table(from + i * n, used);
       if (Sum) {
         const Vec<T> w = broadcast(weight[a]);
         LSHKIT_UNROLL
@@ -179,8 +184,12 @@ struct Run {
 template <class T, int Slices>
 LSHKIT_INLINE void run(const WeightedPass<T>& p) {
   const bool full = p.width == Slices * kSliceBytes / int(sizeof(T));
-  const int a = p.add.n_probes, r = p.read.n_probes;
+  // A side without rows has no number of probes to look at.
+  const int a = p.add.count ? p.add.n_probes : p.read.n_probes;
+  const int r = p.read.count ? p.read.n_probes : a;
   if constexpr (kUnrollsProbes && sizeof(T) == sizeof(float)) {  // else nothing is gained
+    if (kMasksRows && full && a == 4 && r == 4 && !p.used)
+      return Run<T, Slices, 4, 4, true, true>{p}.all();
     if (full && a == 4 && r == 4) return Run<T, Slices, 4, 4, true>{p}.all();
     if (full && a == 3 && r == 3) return Run<T, Slices, 3, 3, true>{p}.all();
     if (full && a == 2 && r == 2) return Run<T, Slices, 2, 2, true>{p}.all();
@@ -219,7 +228,7 @@ void run_column(const WeightedColumn<T>& p) {
 }  // namespace
 
 void empty_table(void* table, std::uint16_t* used, index_t rows, index_t row_bytes) {
-  if (kMasksRows)
+  if (kMasksRows && used)
     std::memset(used, 0, sizeof(RowMask) * rows);
   else
     std::memset(table, 0, row_bytes * rows);
