@@ -108,6 +108,9 @@ class IntegerRows {
                             added_ + column * matrix_.rows, width_);
     return true;
   }
+  void negate_scale() {
+    for (index_t c = 0; c < columns_; ++c) scale_[c] = -scale_[c];
+  }
   bool round_factors(const IntegerRows& of) {
     for (index_t column = 0; column < columns_; column += width_)
       if (!kernels().fast_factors(from(column, width_), of.scale(column),
@@ -162,6 +165,26 @@ bool rows_are_large(Matrix<const float> out, const IntegerRows& values, const Fa
   return true;
 }
 
+// The passes of a hash, each of which says whether its sums stay within 16 bits. Where one does
+// not, what those before it have added to the sums is taken back: false.
+template <class Run>
+bool all_or_none(Passes& passes, index_t columns, index_t hash, IntegerRows& added,
+                 const Run& run) {
+  index_t done = 0;
+  bool within = true;
+  passes.each_pass(columns, [&](FastWeightedPass& p, index_t column) {
+    if (within) within = run(p, column);
+    if (within) done = column + p.width;
+  });
+  if (within || done == 0 || hash == 0) return within;  // the sums of the first hash replace others
+  passes.clear();
+  added.negate_scale();
+  passes.each_pass(columns, [&](FastWeightedPass& p, index_t column) {
+    if (column < done) run(p, column);
+  });
+  return false;
+}
+
 // The weights' gradient of the hashes of a batch before `end`, unless its client has them.
 void take_grads(const Expanded<float>& e, index_t end) {
   ProbeRun run = e.batch;
@@ -185,35 +208,40 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   values.take(size, true, false);
   Arena arena(thread_scratch(size.used(), Scratch::fast));
   values.take(arena, true, false);
+  const ColumnBlocks<float> blocks = passes.blocks(out, 0);
 
   for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWiden) {
     if (!values.round_added(keys, widening, s.scale)) break;
     passes.forget();
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
-      passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
-                   [&](index_t row, index_t added, index_t readers) {
-                     passes.each_pass(s.values.columns, [&](FastWeightedPass& p, index_t column) {
-                       if (!within) return;
-                       p.add = passes.rows(passes.keys(), added, values.added(column), row);
-                       if (added > 0) within = kernels().fast_weighted_add(p);
-                       if (readers == 0) return;
-                       p.read = passes.rows(passes.queries(), readers, Matrix<const std::int16_t>{},
-                                            row);
-                       p.sum = out.row(row) + column;
-                       p.sum_stride = out.stride;
-                       p.sum_scale = values.scale(column);
-                       p.accumulate_sum = hash > 0;
-                       kernels().fast_weighted_read(p);
-                     });
-                     if (within && weight_sums)
-                       passes.column(s.order, passes.keys(), added, nullptr, passes.queries(),
-                                     readers, nullptr, row, weight_sums, nullptr);
-                   });
+      passes.sweep(
+          passes.keys(), passes.queries(), s.order, hash, group,
+          [&](index_t row, index_t added, index_t readers) {
+            within = all_or_none(
+                passes, s.values.columns, hash, values, [&](FastWeightedPass& p, index_t column) {
+                  p.add = passes.rows(passes.keys(), added, values.added(column), row);
+                  if (added > 0 && !kernels().fast_weighted_add(p)) return false;
+                  if (readers == 0) return true;
+                  p.read =
+                      passes.rows(passes.queries(), readers, Matrix<const std::int16_t>{}, row);
+                  const Matrix<float> to = blocks.from(column);
+                  p.sum = to.row(row);
+                  p.sum_stride = to.stride;
+                  p.sum_scale = values.scale(column);
+                  p.accumulate_sum = hash > 0;
+                  kernels().fast_weighted_read(p);
+                  return true;
+                });
+            if (within && weight_sums)
+              passes.column(s.order, passes.keys(), added, nullptr, passes.queries(), readers,
+                            nullptr, row, weight_sums, nullptr);
+          });
       s.first_hash = hash + within;
       return within;
     });
   }
+  blocks.store();
   const Matrix<const float> sums{out.data, out.stride, out.rows, out.columns};
   if (s.first_hash == 0 || rows_are_large(sums, values, keys, s.n_hashes)) return s.first_hash;
   if (weight_sums) std::fill_n(weight_sums, s.query.rows, 0.0f);
@@ -243,6 +271,7 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   take(arena);
 
   Expanded<float>&queries = passes.queries(), &keys = passes.keys();
+  const ColumnBlocks<float> value_grads = passes.blocks(value_grad, 0);
   for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWiden) {
     if (of_queries &&
         !(values.round_added(from_keys, widening, s.scale) && grads.round_factors(values)))
@@ -253,37 +282,39 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
       // One of the two sweeps of weighted_sum_backward.
-      const auto sweep = [&](Expanded<float>& from, Expanded<float>& to,
-                             const IntegerRows& added_rows, const IntegerRows& factors,
-                             Matrix<float> sum, bool dots, const float* added_bias,
-                             const float* read_bias) {
-        passes.sweep(from, to, s.order, hash, group,
-                     [&](index_t row, index_t added, index_t readers) {
-                       passes.each_pass(s.values.columns, [&](FastWeightedPass& p, index_t column) {
-                         if (!within) return;
-                         p.add = passes.rows(from, added, added_rows.added(column), row);
-                         if (added > 0) within = kernels().fast_weighted_add(p);
-                         if (readers == 0) return;
-                         p.read = passes.rows(to, readers, factors.factors(column), row);
-                         p.sum = sum.data ? sum.row(row) + column : nullptr;
-                         p.sum_stride = sum.stride;
-                         p.sum_scale = added_rows.scale(column);
-                         p.accumulate_sum = hash > 0;
-                         p.dots = dots ? to.grads : nullptr;
-                         p.dot_scale = factors.to_factor(column);
-                         p.accumulate_dots = column > 0;
-                         kernels().fast_weighted_read(p);
-                       });
-                       if (within && bias && dots)
-                         passes.column(s.order, from, added, added_bias, to, readers, read_bias,
-                                       row, nullptr, to.grads);
-                     });
+      const auto sweep = [&](Expanded<float>& from, Expanded<float>& to, IntegerRows& added_rows,
+                             const IntegerRows& factors, const ColumnBlocks<float>& sums, bool dots,
+                             const float* added_bias, const float* read_bias) {
+        passes.sweep(
+            from, to, s.order, hash, group, [&](index_t row, index_t added, index_t readers) {
+              within =
+                  all_or_none(passes, s.values.columns, hash, added_rows,
+                              [&](FastWeightedPass& p, index_t column) {
+                                p.add = passes.rows(from, added, added_rows.added(column), row);
+                                if (added > 0 && !kernels().fast_weighted_add(p)) return false;
+                                if (readers == 0) return true;
+                                p.read = passes.rows(to, readers, factors.factors(column), row);
+                                const Matrix<float> sum = sums.from(column);
+                                p.sum = sum.data ? sum.row(row) : nullptr;
+                                p.sum_stride = sum.stride;
+                                p.sum_scale = added_rows.scale(column);
+                                p.accumulate_sum = hash > 0;
+                                p.dots = dots ? to.grads : nullptr;
+                                p.dot_scale = factors.to_factor(column);
+                                p.accumulate_dots = column > 0;
+                                kernels().fast_weighted_read(p);
+                                return true;
+                              });
+              if (within && bias && dots)
+                passes.column(s.order, from, added, added_bias, to, readers, read_bias, row,
+                              nullptr, to.grads);
+            });
       };
       if (of_queries) {
-        sweep(keys, queries, values, grads, {}, true, nullptr, bias);
+        sweep(keys, queries, values, grads, ColumnBlocks<float>(), true, nullptr, bias);
         passes.clear();
       }
-      if (back && within) sweep(queries, keys, grads, values, value_grad, of_keys, bias, nullptr);
+      if (back && within) sweep(queries, keys, grads, values, value_grads, of_keys, bias, nullptr);
       if (!within) return false;
       s.first_hash = hash + 1;
       for (const Expanded<float>* e : {&queries, &keys})
@@ -294,6 +325,7 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
     for (const Expanded<float>* e : {&queries, &keys})
       if (e->batch.hash + e->batch.group > s.first_hash) take_grads(*e, s.first_hash);
   }
+  value_grads.store();
   return s.first_hash;
 }
 

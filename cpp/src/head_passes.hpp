@@ -129,11 +129,13 @@ class HeadPasses {
     chunk_ = together ? last_slice_ - first_slice_ : at_once_;
     // Copies in blocks of columns are worthwhile where the columns of a pass are not in L2. Where
     // that is large, blocks of values and sums fit beside the tables and whole rows would not: from
-    // kLeastBlock on, for so many passes (4,096 rows of 12 bits: 0.83 of the time).
-    const index_t block = rows * at_once_ * kSliceBytes;
+    // kLeastBlock on, for so many passes (4,096 rows of 12 bits: 0.83 of the time). Integers have
+    // blocks of their own, and their sums need one where there are several passes.
+    const index_t block = rows * at_once_ * kWidth * index_t(sizeof(T));
     const bool fits =
         l2 >= 4 * kMostTables && block >= kLeastBlock && head.n_hashes >= kPackedPasses * group_;
-    blocks_ = !together && (fits || block > l2);
+    const bool cut_up = kFast ? last_slice_ - first_slice_ > at_once_ : !together;
+    blocks_ = cut_up && (fits || block > l2);
     whole_ = run_rows_ >= rows;
     cut(Arena());
     cut(Arena(thread_scratch(bytes_)));
@@ -145,10 +147,11 @@ class HeadPasses {
   int at_once() const { return at_once_; }
   Expanded<T>& queries() { return queries_; }
   Expanded<T>& keys() { return keys_; }
-  // A copy in blocks of columns where that pays. Its memory is number `use`, 0 to 2, of the passes.
+  // A copy in blocks of columns where that pays. Its memory is number `use` of the passes: 0 to 2,
+  // of 16-bit integers 0.
   template <class Element>
   ColumnBlocks<Element> blocks(Matrix<Element> matrix, int use) const {
-    const bool all = first_slice_ == 0 && last_slice_ == slice_count<T>(matrix.columns);
+    const bool all = first_slice_ == 0 && last_slice_ == (matrix.columns + kWidth - 1) / kWidth;
     const bool copied = blocks_ && all && matrix.data;
     return {matrix, copied ? block_memory_[use] : nullptr, at_once_ * kWidth};
   }
@@ -177,8 +180,7 @@ class HeadPasses {
     for (Expanded<T>* e : {&queries_, &keys_}) e->batch = e->run = {};
   }
   void clear() {
-    const index_t slices = chunk_last_ - chunk_first_;
-    kernels().empty_table(table_, used_, group_ * table_rows_ * slices, kSliceBytes);
+    empty_tables();
     std::memset(column_table_, 0, sizeof(T) * group_ * table_rows_);
   }
 
@@ -192,6 +194,11 @@ class HeadPasses {
       fill(e, {first, rows, hash, group});
       return rows;
     };
+    if (order == Order::all && whole_) {
+      const index_t added = expand(from, 0), readers = expand(to, 0);
+      body(0, added, readers);
+      return;
+    }
     if (order == Order::all) {
       for (index_t first = 0; first < from.side->rows; first += run_rows_) {
         const index_t rows = expand(from, first);
@@ -228,7 +235,8 @@ class HeadPasses {
     for (index_t slice = chunk_first_; slice < chunk_last_; slice += at_once_) {
       Pass p;
       p.slices = int(std::min<index_t>(at_once_, chunk_last_ - slice));
-      const index_t rows_before = (slice - chunk_first_) * group_ * table_rows_;
+      const index_t rows_before = kFast ? 0 : (slice - chunk_first_) * group_ * table_rows_;
+      if (kFast && slice > chunk_first_) empty_tables();
       p.table = table_ + rows_before * kWidth;
       p.used = used_ ? used_ + rows_before : nullptr;
       p.width = int(std::min(p.slices * kWidth, columns - slice * kWidth));
@@ -271,6 +279,12 @@ class HeadPasses {
     r.valid = e.side->valid ? e.side->valid + first : nullptr;
     return r;
   }
+  // Of 16-bit integers, a pass has the tables of the one before.
+  index_t table_slices() const { return kFast ? std::min<index_t>(at_once_, chunk_) : chunk_; }
+  void empty_tables() const {
+    const index_t slices = std::min(table_slices(), chunk_last_ - chunk_first_);
+    kernels().empty_table(table_, used_, group_ * table_rows_ * slices, kSliceBytes);
+  }
   // Empty tables, and slots of the keys of these hashes.
   void begin(index_t hash, index_t group) {
     clear();
@@ -280,8 +294,9 @@ class HeadPasses {
     for (index_t k = 0; k < s_.key.rows * keys_.side->n_probes; ++k) slots_.add(keys_.slots[k]);
   }
   void cut(Arena arena) {
-    table_ = arena.take<Table>(group_ * table_rows_ * chunk_ * kWidth);
-    used_ = masked_ ? arena.take<std::uint16_t>(group_ * table_rows_ * chunk_) : nullptr;
+    const index_t rows_of_slices = group_ * table_rows_ * table_slices();
+    table_ = arena.take<Table>(rows_of_slices * kWidth);
+    used_ = masked_ ? arena.take<std::uint16_t>(rows_of_slices) : nullptr;
     column_table_ = arena.take<T>(group_ * table_rows_);
     const auto take = [&](const WeightedSide<T>& side) {
       const index_t probes = std::min(run_rows_, side.rows) * batch_ * side.n_probes;
@@ -296,7 +311,8 @@ class HeadPasses {
     const index_t probes = std::max(s_.query.n_probes, s_.key.n_probes);
     period_ = arena.take<std::uint16_t>(group_ > 1 ? kPeriod + group_ * probes : 0);
     const index_t rows = std::max(s_.query.rows, s_.key.rows);
-    for (T*& memory : block_memory_) memory = arena.take<T>(blocks_ ? rows * s_.values.columns : 0);
+    for (int use = 0; use < (kFast ? 1 : 3); ++use)
+      block_memory_[use] = arena.take<T>(blocks_ ? rows * s_.values.columns : 0);
     slots_ = compact_ ? BucketSlots(arena, table_rows_ - 1, s_.n_buckets) : BucketSlots();
     bytes_ = arena.used();
   }

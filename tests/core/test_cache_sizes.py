@@ -40,6 +40,7 @@ def check_sums():
         (256, 100, 300, 40),  # a last slice that is not full
         (512, 300, 280, 64),  # of two bytes
         (4096, 90, 80, 20),  # most buckets empty
+        (1024, 1100, 1050, 40),  # columns copied slice by slice where L2 is large
     ):
         values = rng.standard_normal((1, 2, n_keys, columns)).astype(np.float32)
         mask = (rng.random((1, n_keys)) < 0.8).astype(np.uint8)
