@@ -125,6 +125,16 @@ struct Bucket {
     return {m.data, m.stride, order};
   }
 
+  // matmul, between whose tiles rows of the next bucket are fetched.
+  static constexpr index_t kRowsATile = 4;
+  LSHKIT_INLINE void multiply(index_t rows, index_t columns, index_t depth, Rows<const float> a,
+                              index_t a_stride, const float* b, index_t b_stride, Rows<float> c,
+                              bool add) const {
+    RowsAhead& ahead = *s.words.ahead;
+    matmul<float>(rows, columns, depth, a, a_stride, b, b_stride, c, add,
+                  [&]() LSHKIT_ALWAYS_INLINE { fetch_rows(ahead, kRowsATile); });
+  }
+
   // All pairs of queries [i0, i1) and keys [j0, j1), in chunks.
   void quadratic(index_t i0, index_t i1, index_t j0, index_t j1) const {
     const index_t d = p.query.columns, dv = p.value.columns;
@@ -150,11 +160,10 @@ struct Bucket {
         if (p.key_grad.data)
           pack<float>(nq, d, s.d, rows(p.query, query_rows), 1, p.query_inverse_norm, s.query);
         if (p.query_grad.data)
-          matmul<float>(nq, d, nk, {s.pair, padded}, 1, s.key, s.d, rows(p.query_grad, query_rows),
-                        true);
+          multiply(nq, d, nk, {s.pair, padded}, 1, s.key, s.d, rows(p.query_grad, query_rows),
+                   true);
         if (p.key_grad.data)
-          matmul<float>(nk, d, nq, {s.pair, 1}, padded, s.query, s.d, rows(p.key_grad, key_rows),
-                        true);
+          multiply(nk, d, nq, {s.pair, 1}, padded, s.query, s.d, rows(p.key_grad, key_rows), true);
       }
     }
   }
@@ -162,8 +171,8 @@ struct Bucket {
   // pair[r][c] = scale (grad_r . value_c + bias_r) of the first nk keys that are packed.
   void pair_products(const std::int32_t* query_rows, index_t nq, index_t nk, index_t padded,
                      float* pair) const {
-    matmul<float>(nq, round_up(nk, W), p.value.columns, rows(p.grad, query_rows), 1, s.value_t,
-                  padded, {pair, padded}, false);
+    multiply(nq, round_up(nk, W), p.value.columns, rows(p.grad, query_rows), 1, s.value_t, padded,
+             {pair, padded}, false);
     for (index_t r = 0; p.bias && r < nq; ++r)
       for (index_t c = 0; c < nk; ++c) pair[r * padded + c] += p.scale * p.bias[query_rows[r]];
   }
@@ -184,16 +193,16 @@ struct Bucket {
         for (index_t c = seen; c < nk; ++c) pair[r * padded + c] = 0;
       }
       if (most > 0 && p.query_grad.data)
-        matmul<float>(n, d, most, {pair, padded}, 1, s.key, s.d, rows(p.query_grad, query_rows + i),
-                      true);
+        multiply(n, d, most, {pair, padded}, 1, s.key, s.d, rows(p.query_grad, query_rows + i),
+                 true);
     }
     if (!p.key_grad.data) return;
     pack<float>(nq, d, s.d, rows(p.query, query_rows), 1, p.query_inverse_norm, s.query);
     for (index_t j = 0, first = 0; j < nk; j += kTriangleRows) {
       while (first < nq && query_rows[first] < key_rows[j]) ++first;
       if (first == nq) break;
-      matmul<float>(smaller(kTriangleRows, nk - j), d, nq - first, {s.pair + first * padded + j, 1},
-                    padded, s.query + first * s.d, s.d, rows(p.key_grad, key_rows + j), true);
+      multiply(smaller(kTriangleRows, nk - j), d, nq - first, {s.pair + first * padded + j, 1},
+               padded, s.query + first * s.d, s.d, rows(p.key_grad, key_rows + j), true);
     }
   }
 
@@ -205,8 +214,7 @@ struct Bucket {
       const index_t count = smaller(kChunk, n - r);
       pack<float>(count, a.columns, s.dv, rows(a, order + r), p.scale, nullptr, a_packed);
       pack<float>(count, b.columns, s.d, rows(b, order + r), 1, inverse_norm, b_packed);
-      matmul<float>(a.columns, s.d, count, {a_packed, 1}, s.dv, b_packed, s.d, {s.product, s.d},
-                    true);
+      multiply(a.columns, s.d, count, {a_packed, 1}, s.dv, b_packed, s.d, {s.product, s.d}, true);
       if (p.bias)
         for (index_t i = 0; i < count; ++i) {
           const float w = weight ? p.scale * weight[order[r + i]] : p.scale;
@@ -228,8 +236,8 @@ struct Bucket {
   // query_grad_i += grad_i^T product + bias_i sum
   void apply_to_queries(index_t i0, index_t i1) const {
     const std::int32_t* order = queries + i0;
-    matmul<float>(i1 - i0, p.query.columns, p.grad.columns, rows(p.grad, order), 1, s.product, s.d,
-                  rows(p.query_grad, order), true);
+    multiply(i1 - i0, p.query.columns, p.grad.columns, rows(p.grad, order), 1, s.product, s.d,
+             rows(p.query_grad, order), true);
     for (index_t i = i0; p.bias && i < i1; ++i)
       for (index_t c = 0; c < p.query.columns; ++c)
         p.query_grad.row(queries[i])[c] += p.bias[queries[i]] * s.sum[c];
@@ -237,8 +245,8 @@ struct Bucket {
   // key_grad_j += value_j^T product + sum
   void apply_to_keys(index_t j0, index_t j1) const {
     const std::int32_t* order = keys + j0;
-    matmul<float>(j1 - j0, p.key.columns, p.value.columns, rows(p.value, order), 1, s.product, s.d,
-                  rows(p.key_grad, order), true);
+    multiply(j1 - j0, p.key.columns, p.value.columns, rows(p.value, order), 1, s.product, s.d,
+             rows(p.key_grad, order), true);
     for (index_t j = j0; p.bias && j < j1; ++j)
       for (index_t c = 0; c < p.key.columns; ++c) p.key_grad.row(keys[j])[c] += s.sum[c];
   }

@@ -78,13 +78,18 @@ LSHKIT_INLINE void matmul_tile(index_t first, index_t rows, index_t columns, ind
   }
 }
 
+struct Nothing {
+  LSHKIT_INLINE void operator()() const {}
+};
+
 // The last rows in tiles of four where these fit better: 128 rows are 20 tiles of six and two.
-template <class T, int Columns>
+template <class T, int Columns, class Between>
 LSHKIT_INLINE void matmul_panel(index_t rows, index_t columns, index_t depth, Rows<const T> a,
                                 index_t a_stride, const T* b, index_t b_stride, Rows<T> c,
-                                index_t column, bool add) {
+                                index_t column, bool add, const Between& between) {
   constexpr int kRows = kTileRows<Columns>;
   for (index_t first = 0; first < rows;) {
+    between();
     const index_t left = rows - first;
     if (kRows > 4 && (left <= 4 || (left == 8 && kRows != 8))) {
       matmul_tile<T, 4, Columns>(first, rows, columns, depth, a, a_stride, b, b_stride, c, column,
@@ -100,17 +105,20 @@ LSHKIT_INLINE void matmul_panel(index_t rows, index_t columns, index_t depth, Ro
 
 // c(r)[i] = sum over k < depth of a(r)[k * a_stride] * b[k * b_stride + i], or added to it, for r <
 // rows and i < columns. b is read up to a multiple of the lanes; what lies there reaches nothing.
-template <class T>
+// between() is called before each tile.
+template <class T, class Between = Nothing>
 LSHKIT_NOINLINE void matmul(index_t rows, index_t columns, index_t depth, Rows<const T> a,
-                            index_t a_stride, const T* b, index_t b_stride, Rows<T> c, bool add) {
+                            index_t a_stride, const T* b, index_t b_stride, Rows<T> c, bool add,
+                            const Between& between = {}) {
   constexpr int n = kLanes<T>;
   index_t i = 0;
   for (; columns - i > (kTileColumns - 1) * n; i += kTileColumns * n)
-    matmul_panel<T, kTileColumns>(rows, columns, depth, a, a_stride, b, b_stride, c, i, add);
+    matmul_panel<T, kTileColumns>(rows, columns, depth, a, a_stride, b, b_stride, c, i, add,
+                                  between);
   for (; kTileColumns > 2 && columns - i > n; i += 2 * n)
-    matmul_panel<T, 2>(rows, columns, depth, a, a_stride, b, b_stride, c, i, add);
+    matmul_panel<T, 2>(rows, columns, depth, a, a_stride, b, b_stride, c, i, add, between);
   for (; i < columns; i += n)
-    matmul_panel<T, 1>(rows, columns, depth, a, a_stride, b, b_stride, c, i, add);
+    matmul_panel<T, 1>(rows, columns, depth, a, a_stride, b, b_stride, c, i, add, between);
 }
 
 // to[r] = scale * factor[index of r] * from(r), zeros up to `padded` columns. No factor: 1.
