@@ -168,15 +168,16 @@ bool rows_are_large(Matrix<const float> out, const IntegerRows& values, const Fa
 // The passes of a hash, each of which says whether its sums stay within 16 bits. Where one does
 // not, what those before it have added to the sums is taken back: false.
 template <class Run>
-bool all_or_none(Passes& passes, index_t columns, index_t hash, IntegerRows& added,
-                 const Run& run) {
+bool all_or_none(Passes& passes, const ColumnBlocks<float>& sums, index_t columns, index_t hash,
+                 IntegerRows& added, const Run& run) {
   index_t done = 0;
   bool within = true;
   passes.each_pass(columns, [&](FastWeightedPass& p, index_t column) {
     if (within) within = run(p, column);
     if (within) done = column + p.width;
   });
-  if (within || done == 0 || hash == 0) return within;  // the sums of the first hash replace others
+  // The sums of the first hash replace what is there.
+  if (within || done == 0 || hash == 0 || !sums.matrix.data) return within;
   passes.clear();
   added.negate_scale();
   passes.each_pass(columns, [&](FastWeightedPass& p, index_t column) {
@@ -215,33 +216,32 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
     passes.forget();
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
-      passes.sweep(
-          passes.keys(), passes.queries(), s.order, hash, group,
-          [&](index_t row, index_t added, index_t readers) {
-            within = all_or_none(
-                passes, s.values.columns, hash, values, [&](FastWeightedPass& p, index_t column) {
-                  p.add = passes.rows(passes.keys(), added, values.added(column), row);
-                  if (added > 0 && !kernels().fast_weighted_add(p)) return false;
-                  if (readers == 0) return true;
-                  p.read =
-                      passes.rows(passes.queries(), readers, Matrix<const std::int16_t>{}, row);
-                  const Matrix<float> to = blocks.from(column);
-                  p.sum = to.row(row);
-                  p.sum_stride = to.stride;
-                  p.sum_scale = values.scale(column);
-                  p.accumulate_sum = hash > 0;
-                  kernels().fast_weighted_read(p);
-                  return true;
-                });
-            if (within && weight_sums)
-              passes.column(s.order, passes.keys(), added, nullptr, passes.queries(), readers,
-                            nullptr, row, weight_sums, nullptr);
-          });
+      passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
+                   [&](index_t row, index_t added, index_t readers) {
+                     const auto pass = [&](FastWeightedPass& p, index_t column) {
+                       p.add = passes.rows(passes.keys(), added, values.added(column), row);
+                       if (added > 0 && !kernels().fast_weighted_add(p)) return false;
+                       if (readers == 0) return true;
+                       p.read = passes.rows(passes.queries(), readers, Matrix<const std::int16_t>{},
+                                            row);
+                       const Matrix<float> to = blocks.from(column);
+                       p.sum = to.row(row);
+                       p.sum_stride = to.stride;
+                       p.sum_scale = values.scale(column);
+                       p.accumulate_sum = hash > 0;
+                       kernels().fast_weighted_read(p);
+                       return true;
+                     };
+                     within = all_or_none(passes, blocks, s.values.columns, hash, values, pass);
+                     if (within && weight_sums)
+                       passes.column(s.order, passes.keys(), added, nullptr, passes.queries(),
+                                     readers, nullptr, row, weight_sums, nullptr);
+                   });
       s.first_hash = hash + within;
       return within;
     });
   }
-  blocks.store();
+  if (s.first_hash > 0) blocks.store();
   const Matrix<const float> sums{out.data, out.stride, out.rows, out.columns};
   if (s.first_hash == 0 || rows_are_large(sums, values, keys, s.n_hashes)) return s.first_hash;
   if (weight_sums) std::fill_n(weight_sums, s.query.rows, 0.0f);
@@ -285,30 +285,29 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
       const auto sweep = [&](Expanded<float>& from, Expanded<float>& to, IntegerRows& added_rows,
                              const IntegerRows& factors, const ColumnBlocks<float>& sums, bool dots,
                              const float* added_bias, const float* read_bias) {
-        passes.sweep(
-            from, to, s.order, hash, group, [&](index_t row, index_t added, index_t readers) {
-              within =
-                  all_or_none(passes, s.values.columns, hash, added_rows,
-                              [&](FastWeightedPass& p, index_t column) {
-                                p.add = passes.rows(from, added, added_rows.added(column), row);
-                                if (added > 0 && !kernels().fast_weighted_add(p)) return false;
-                                if (readers == 0) return true;
-                                p.read = passes.rows(to, readers, factors.factors(column), row);
-                                const Matrix<float> sum = sums.from(column);
-                                p.sum = sum.data ? sum.row(row) : nullptr;
-                                p.sum_stride = sum.stride;
-                                p.sum_scale = added_rows.scale(column);
-                                p.accumulate_sum = hash > 0;
-                                p.dots = dots ? to.grads : nullptr;
-                                p.dot_scale = factors.to_factor(column);
-                                p.accumulate_dots = column > 0;
-                                kernels().fast_weighted_read(p);
-                                return true;
-                              });
-              if (within && bias && dots)
-                passes.column(s.order, from, added, added_bias, to, readers, read_bias, row,
-                              nullptr, to.grads);
-            });
+        passes.sweep(from, to, s.order, hash, group,
+                     [&](index_t row, index_t added, index_t readers) {
+                       const auto pass = [&](FastWeightedPass& p, index_t column) {
+                         p.add = passes.rows(from, added, added_rows.added(column), row);
+                         if (added > 0 && !kernels().fast_weighted_add(p)) return false;
+                         if (readers == 0) return true;
+                         p.read = passes.rows(to, readers, factors.factors(column), row);
+                         const Matrix<float> sum = sums.from(column);
+                         p.sum = sum.data ? sum.row(row) : nullptr;
+                         p.sum_stride = sum.stride;
+                         p.sum_scale = added_rows.scale(column);
+                         p.accumulate_sum = hash > 0;
+                         p.dots = dots ? to.grads : nullptr;
+                         p.dot_scale = factors.to_factor(column);
+                         p.accumulate_dots = column > 0;
+                         kernels().fast_weighted_read(p);
+                         return true;
+                       };
+                       within = all_or_none(passes, sums, s.values.columns, hash, added_rows, pass);
+                       if (within && bias && dots)
+                         passes.column(s.order, from, added, added_bias, to, readers, read_bias,
+                                       row, nullptr, to.grads);
+                     });
       };
       if (of_queries) {
         sweep(keys, queries, values, grads, ColumnBlocks<float>(), true, nullptr, bias);
@@ -325,7 +324,7 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
     for (const Expanded<float>* e : {&queries, &keys})
       if (e->batch.hash + e->batch.group > s.first_hash) take_grads(*e, s.first_hash);
   }
-  value_grads.store();
+  if (s.first_hash > 0) value_grads.store();
   return s.first_hash;
 }
 

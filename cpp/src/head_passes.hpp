@@ -132,8 +132,9 @@ class HeadPasses {
     // kLeastBlock on, for so many passes (4,096 rows of 12 bits: 0.83 of the time). Integers have
     // blocks of their own, and their sums need one where there are several passes.
     const index_t block = rows * at_once_ * kWidth * index_t(sizeof(T));
+    const index_t hashes_left = head.n_hashes - head.first_hash;
     const bool fits =
-        l2 >= 4 * kMostTables && block >= kLeastBlock && head.n_hashes >= kPackedPasses * group_;
+        l2 >= 4 * kMostTables && block >= kLeastBlock && hashes_left >= kPackedPasses * group_;
     const bool cut_up = kFast ? last_slice_ - first_slice_ > at_once_ : !together;
     blocks_ = cut_up && (fits || block > l2);
     whole_ = run_rows_ >= rows;
@@ -229,7 +230,8 @@ class HeadPasses {
                         index_t first) const {
     return rows_of<FastWeightedRows>(e, e.fast_weights, count, matrix, first);
   }
-  // Calls for every pass over slices with its table, slices and columns set.
+  // Calls for every pass over slices with its table, slices and columns set. Tables of 16-bit
+  // integers are those of the pass before, emptied: what is added is read within the call.
   template <class Call>
   void each_pass(index_t columns, const Call& call) const {
     for (index_t slice = chunk_first_; slice < chunk_last_; slice += at_once_) {

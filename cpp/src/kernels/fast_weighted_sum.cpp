@@ -63,7 +63,7 @@ constexpr float kOne = 32768;                      // a weight of 1, but for its
 constexpr float kLargestFactor = 8191;  // 14 bits: two registers of products stay within 32 bits
 constexpr float kSmallFactor = 0x1p-100f;
 
-// Cleared: the table, of which no row has a mask.
+// Cleared: all of the table is used, and there are no masks.
 template <int Slices, int Probes, bool Full, bool Cleared = false>
 struct Run {
   static constexpr int kRegisterCount = Slices * kLine, kStride = Slices * kFastColumns;

@@ -38,7 +38,7 @@ LSHKIT_NOINLINE void reduce_dots(const Vec<T>* partial, T scale, bool accumulate
   store_first(to, sums, count);
 }
 
-// Cleared: the table, of which no row has a mask.
+// Cleared: all of the table is used, and there are no masks.
 template <class T, int Slices, int AddProbes, int ReadProbes, bool Full, bool Cleared = false>
 struct Run {
   static constexpr int kColumns = Slices * kSliceBytes / int(sizeof(T));

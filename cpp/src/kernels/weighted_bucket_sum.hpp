@@ -22,7 +22,7 @@ struct WeightedRows {
 template <class T>
 struct WeightedPass {
   T* table;             // rows of slices * kSliceBytes, aligned to 64
-  std::uint16_t* used;  // of each of its rows: see used_rows.hpp; null: all are
+  std::uint16_t* used;  // of each of its rows: see used_rows.hpp; null: all are, cleared
   int slices, width;    // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
   Order order;
   WeightedRows<T> add, read;  // read.rows only for the dots
@@ -57,7 +57,7 @@ struct FastWeightedRows {
 // A row's weights are at least 0 and add up to at most 1. Dots of row i are times dot_scale_i.
 struct FastWeightedPass {
   std::int16_t* table;         // rows of slices * kSliceBytes, aligned to 64
-  std::uint16_t* used;         // of each of its rows; null: all are
+  std::uint16_t* used;         // of each of its rows; null: all are, cleared
   index_t table_rows;          // cleared once all rows have been added, if not used until then
   int slices, width;           // 1 or 2, and their columns
   FastWeightedRows add, read;  // read.rows only for the dots
