@@ -195,12 +195,7 @@ class HeadPasses {
       fill(e, {first, rows, hash, group});
       return rows;
     };
-    if (order == Order::all && whole_) {
-      const index_t added = expand(from, 0), readers = expand(to, 0);
-      body(0, added, readers);
-      return;
-    }
-    if (order == Order::all) {
+    if (order == Order::all && !whole_) {
       for (index_t first = 0; first < from.side->rows; first += run_rows_) {
         const index_t rows = expand(from, first);
         body(first, rows, 0);
