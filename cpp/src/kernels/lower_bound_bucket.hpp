@@ -126,7 +126,6 @@ struct Bucket {
   }
 
   // matmul, between whose tiles rows of the next bucket are fetched.
-  static constexpr index_t kRowsATile = 4;
   LSHKIT_INLINE void multiply(index_t rows, index_t columns, index_t depth, Rows<const float> a,
                               index_t a_stride, const float* b, index_t b_stride, Rows<float> c,
                               bool add) const {

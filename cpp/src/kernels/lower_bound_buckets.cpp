@@ -51,10 +51,6 @@ struct Forms {
     return form == Form::short_pairs || (form == Form::direct && s.words.on) ||
            (form == Form::products && s.words.linear);
   }
-  // Between its own steps. Products of AVX512-BF16 do not.
-  bool fetches_ahead(Form form) const {
-    return !s.words.linear || form == Form::direct || form == Form::pairs;
-  }
 };
 
 // What a bucket reads: the first rows of each side.
@@ -116,7 +112,6 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
       fetch_rows(ahead, rows_left(ahead));  // what is left of this bucket's
       if (prefetch && next < of.count) ahead = rows_of(p, forms, of, next);
       const Form form = forms.of(nq, nk);
-      if (!forms.fetches_ahead(form)) fetch_rows(ahead, rows_left(ahead));
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};
       switch (form) {
         case Form::short_pairs:

@@ -23,6 +23,8 @@ struct RowsAhead {
 namespace LSHKIT_ISA {
 namespace {
 
+constexpr index_t kRowsATile = 4;  // between the tiles of a product in registers
+
 template <class T>
 LSHKIT_INLINE RowsAhead::Part part_of_row(Matrix<T> m) {
   constexpr index_t size = sizeof(T);

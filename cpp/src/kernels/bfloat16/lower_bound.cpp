@@ -65,9 +65,11 @@ LSHKIT_NOINLINE void transpose_words(Rows<const Word> from, index_t rows, index_
 
 template <int Columns>
 LSHKIT_NOINLINE void dot_panel(index_t rows, index_t depth, Rows<const Word> a, index_t a_stride,
-                               const Word* b, index_t b_stride, Rows<float> c, index_t column) {
+                               const Word* b, index_t b_stride, Rows<float> c, index_t column,
+                               RowsAhead& ahead) {
   constexpr int kRows = kTileRows<Columns>;
   for (index_t first = 0; first < rows; first += kRows) {
+    fetch_rows(ahead, kRowsATile);
     const Word* row[kRows];
     LSHKIT_UNROLL
     for (int r = 0; r < kRows; ++r) row[r] = a(smaller(first + r, rows - 1));
@@ -95,13 +97,15 @@ LSHKIT_NOINLINE void dot_panel(index_t rows, index_t depth, Rows<const Word> a, 
   }
 }
 // c(r)[i] += sum over the words k < depth of a(r)[k * a_stride] . b[k * b_stride + i]; columns: a
-// multiple of 16.
+// multiple of 16. Between its tiles, rows of the next bucket are fetched.
 void add_dots(index_t rows, index_t columns, index_t depth, Rows<const Word> a, index_t a_stride,
-              const Word* b, index_t b_stride, Rows<float> c) {
+              const Word* b, index_t b_stride, Rows<float> c, RowsAhead& ahead) {
   index_t i = 0;
-  for (; columns - i >= 64; i += 64) dot_panel<4>(rows, depth, a, a_stride, b, b_stride, c, i);
-  for (; columns - i >= 32; i += 32) dot_panel<2>(rows, depth, a, a_stride, b, b_stride, c, i);
-  for (; i < columns; i += 16) dot_panel<1>(rows, depth, a, a_stride, b, b_stride, c, i);
+  for (; columns - i >= 64; i += 64)
+    dot_panel<4>(rows, depth, a, a_stride, b, b_stride, c, i, ahead);
+  for (; columns - i >= 32; i += 32)
+    dot_panel<2>(rows, depth, a, a_stride, b, b_stride, c, i, ahead);
+  for (; i < columns; i += 16) dot_panel<1>(rows, depth, a, a_stride, b, b_stride, c, i, ahead);
 }
 
 }  // namespace
@@ -114,11 +118,11 @@ void bfloat16_bucket(const Bfloat16Rows& w, const Bfloat16Side& from, const Bflo
     const index_t n = smaller(kPairedRows, from.n - r);
     pair_rows({from.a, dv / 2, from.rows + r}, n, dv, w.y);
     pair_rows({from.b, d / 2, from.rows + r}, n, d, w.x);
-    add_dots(dv, d, (n + 1) / 2, {w.y, 1}, dv, w.x, d, {w.sum, d});
+    add_dots(dv, d, (n + 1) / 2, {w.y, 1}, dv, w.x, d, {w.sum, d}, *w.ahead);
   }
   pair_rows(w.sum, dv, d, scale, w.product);
   add_dots(to.n, d, dv / 2, {to.a, dv / 2, to.rows}, 1, w.product, d,
-           {gradient.data, gradient.stride, to.rows});
+           {gradient.data, gradient.stride, to.rows}, *w.ahead);
 }
 
 void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bfloat16Side& queries,
@@ -129,14 +133,14 @@ void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bf
   transpose_words({keys.a, depth, keys.rows}, nk, depth, width, w.value_t);
   for (index_t i = 0; i < nq * width; i += 16) _mm512_storeu_ps(w.pair + i, __m512{});
   add_dots(nq, width, depth, {queries.a, depth, queries.rows}, 1, w.value_t, width,
-           {w.pair, width});
+           {w.pair, width}, *w.ahead);
   if (p.query_grad.data) {
     for (index_t i = 0; i < nq * width; i += 16)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(w.weight + i / 2),
                           (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(w.pair + i) * p.scale));
     pair_rows({keys.b, d / 2, keys.rows}, nk, d, w.x);
     add_dots(nq, d, (nk + 1) / 2, {w.weight, width / 2}, 1, w.x, d,
-             {p.query_grad.data, p.query_grad.stride, queries.rows});
+             {p.query_grad.data, p.query_grad.stride, queries.rows}, *w.ahead);
   }
   if (p.key_grad.data) {
     if (nq % 2)
@@ -144,7 +148,7 @@ void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bf
     pair_rows(w.pair, nq, width, p.scale, w.weight);
     pair_rows({queries.b, d / 2, queries.rows}, nq, d, w.x);
     add_dots(nk, d, (nq + 1) / 2, {w.weight, 1}, width, w.x, d,
-             {p.key_grad.data, p.key_grad.stride, keys.rows});
+             {p.key_grad.data, p.key_grad.stride, keys.rows}, *w.ahead);
   }
 }
 
