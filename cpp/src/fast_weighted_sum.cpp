@@ -199,7 +199,7 @@ void take_grads(const Expanded<float>& e, index_t end) {
 index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, float* weight_sums) {
   if (!pays(head)) return head.first_hash;
   WeightedHead<float> s = head;
-  Passes passes(s, 0, fast_slice_count(s.values.columns));
+  Passes passes(s, 0, fast_slice_count(s.values.columns), 1);
   if (!passes.whole()) return s.first_hash;
   SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
   if (!enough(query, key)) return 0;
@@ -254,7 +254,7 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   WeightedHead<float> s = head;
   const bool of_queries = bool(s.query.take_grads), of_keys = bool(s.key.take_grads);
   const bool back = value_grad.data || of_keys;
-  Passes passes(s, 0, fast_slice_count(s.values.columns));
+  Passes passes(s, 0, fast_slice_count(s.values.columns), 1);
   if (!passes.whole()) return s.first_hash;
   SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
   if (!enough(query, key)) return 0;

@@ -97,9 +97,9 @@ class HeadPasses {
  public:
   using Pass = std::conditional_t<kFast, FastWeightedPass, WeightedPass<T>>;
 
-  // Slices [first, last) of the values.
-  HeadPasses(const WeightedHead<T>& head, index_t first, index_t last)
-      : s_(head), first_slice_(first), last_slice_(last) {
+  // Slices [first, last) of the values. most_copies: of `blocks`.
+  HeadPasses(const WeightedHead<T>& head, index_t first, index_t last, int most_copies)
+      : s_(head), first_slice_(first), last_slice_(last), most_copies_(most_copies) {
     const index_t most = head.key.rows * head.key.n_probes;
     const index_t rows = std::max(head.query.rows, head.key.rows);
     const index_t row_bytes = std::max(head.query.n_probes, head.key.n_probes) *
@@ -148,8 +148,8 @@ class HeadPasses {
   int at_once() const { return at_once_; }
   Expanded<T>& queries() { return queries_; }
   Expanded<T>& keys() { return keys_; }
-  // A copy in blocks of columns where that pays. Its memory is number `use` of the passes: 0 to 2,
-  // of 16-bit integers 0.
+  // A copy in blocks of columns where that pays. Its memory is number `use` of the passes, below
+  // most_copies.
   template <class Element>
   ColumnBlocks<Element> blocks(Matrix<Element> matrix, int use) const {
     const bool all = first_slice_ == 0 && last_slice_ == (matrix.columns + kWidth - 1) / kWidth;
@@ -308,7 +308,7 @@ class HeadPasses {
     const index_t probes = std::max(s_.query.n_probes, s_.key.n_probes);
     period_ = arena.take<std::uint16_t>(group_ > 1 ? kPeriod + group_ * probes : 0);
     const index_t rows = std::max(s_.query.rows, s_.key.rows);
-    for (int use = 0; use < (kFast ? 1 : 3); ++use)
+    for (int use = 0; use < most_copies_; ++use)
       block_memory_[use] = arena.take<T>(blocks_ ? rows * s_.values.columns : 0);
     slots_ = compact_ ? BucketSlots(arena, table_rows_ - 1, s_.n_buckets) : BucketSlots();
     bytes_ = arena.used();
@@ -364,7 +364,7 @@ class HeadPasses {
   const WeightedHead<T>& s_;
   index_t first_slice_, last_slice_, table_rows_, group_, batch_, run_rows_;
   index_t chunk_, chunk_first_ = 0, chunk_last_ = 0;  // slices
-  int at_once_;
+  int at_once_, most_copies_;
   bool compact_, masked_, blocks_, whole_;
   T* block_memory_[3];
   Table* table_;

@@ -30,8 +30,9 @@ struct Buffer {
   std::align_val_t page{};
 
   void allocate(std::size_t at_least) {
-    // Tables are read all over: with small pages the look-up of addresses would take its share.
-    const std::size_t size = at_least >= kLargePage / 2 ? kLargePage : 4096;
+    // Tables are read all over: with small pages the look-up of addresses would take its share, and
+    // which sets of a cache they fall on would be another matter of luck in each process.
+    const std::size_t size = at_least >= kLargePage / 16 ? kLargePage : 4096;
     const std::size_t rounded = (at_least + size - 1) / size * size;
     page = std::align_val_t(size);
     memory = ::operator new(rounded, page);

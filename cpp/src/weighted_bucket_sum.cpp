@@ -63,7 +63,7 @@ void weighted_sum(const WeightedHead<T>& head, Matrix<T> out, T* weight_sums, in
     if (first == 0 && last == slice_count<T>(s.values.columns))
       s.first_hash = fast_weighted_sum(s, out, weight_sums);
   if (s.first_hash == s.n_hashes) return;
-  HeadPasses<T> passes(s, first, last);
+  HeadPasses<T> passes(s, first, last, 2);
   const ColumnBlocks<const T> values = passes.blocks(s.values, 0);
   const ColumnBlocks<T> sums = passes.blocks(out, 1);
   values.load();
@@ -98,7 +98,7 @@ void weighted_sum_backward(const WeightedHead<T>& head, Matrix<const T> grad, co
   if constexpr (sizeof(T) == sizeof(float))
     s.first_hash = fast_weighted_sum_backward(s, grad, bias, value_grad);
   if (s.first_hash == s.n_hashes) return;
-  HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns));
+  HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns), 3);
   Expanded<T>&queries = passes.queries(), &keys = passes.keys();
   const Order back = transposed_order(s.order);
   const ColumnBlocks<const T> values = passes.blocks(s.values, 0), grads = passes.blocks(grad, 1);

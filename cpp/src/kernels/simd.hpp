@@ -147,15 +147,16 @@ LSHKIT_INLINE void interleave(Vec<float> a, Vec<float> b, Vec<float>& first, Vec
   interleave(a, b, first, second, std::make_index_sequence<kLanes<float>>{});
 }
 
-// Lanes of a, those with Step in their numbers of b; and the lanes Step away.
+// Lanes of a, those with Step in their numbers of b; and of each the lane Step away.
 template <int Step, class V, std::size_t... I>
 LSHKIT_INLINE V blend(V a, V b, std::index_sequence<I...>) {
   constexpr int n = sizeof...(I);
   return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) : int(I))...);
 }
 template <int Step, class V, std::size_t... I>
-LSHKIT_INLINE V swap_lanes(V v, std::index_sequence<I...>) {
-  return __builtin_shufflevector(v, v, (int(I) ^ Step)...);
+LSHKIT_INLINE V blend_others(V a, V b, std::index_sequence<I...>) {
+  constexpr int n = sizeof...(I);
+  return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) - Step : int(I) + Step)...);
 }
 
 // Lane i is the sum of the lanes of r[i]. A blend takes less than a shuffle of two registers.
@@ -167,7 +168,7 @@ LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
     constexpr int step = Count / 2;
     constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
     const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
-    return blend<step>(a, b, lanes) + swap_lanes<step>(blend<step>(b, a, lanes), lanes);
+    return blend<step>(a, b, lanes) + blend_others<step>(a, b, lanes);
   }
 }
 template <int Step, class T>
