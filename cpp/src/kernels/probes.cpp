@@ -1,5 +1,9 @@
 // From a row's margins to the weights of its probes, and back. The exponentials of a row are taken
 // a register at a time; a pair of row and hash is then a few products.
+#if defined(LSHKIT_ISA_AVX512)
+#include <immintrin.h>
+#endif
+
 #include "exponential.hpp"
 #include "kernels.hpp"
 #include "margins.hpp"
@@ -136,6 +140,24 @@ LSHKIT_INLINE auto alternate(V a, V b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((I & 1) * n + I / 2)...);
 }
 
+// Codes and weights of the four probes of as many pairs as there are own codes: own, words their
+// margins with the numbers of two bits.
+template <class Numbers, class Words>
+LSHKIT_INLINE auto codes_of_four(Numbers own, Words words, Numbers last) {
+  constexpr auto lanes = std::make_index_sequence<2 * sizeof(Numbers) / sizeof(own[0])>{};
+  const auto within = [=](Numbers bits) LSHKIT_ALWAYS_INLINE { return bits < last ? bits : last; };
+  const Numbers bits = within(__builtin_convertvector(words & kBitOfMargin, Numbers));
+  const Numbers others = within(__builtin_convertvector(words >> 32 & kBitOfMargin, Numbers));
+  const Numbers first = (own | own << 16) ^ (0x10000u << bits);
+  return alternate(first, first ^ (0x10001u << others), lanes);
+}
+// Of half of the pairs, those from First on.
+template <int First>
+LSHKIT_INLINE Vec<float> weights_of_four(Vec<float> stays, Vec<float> flips) {
+  constexpr auto lanes = std::make_index_sequence<kLanes<float>>{};
+  return factors<First, 0>(stays, flips, lanes) * factors<First, 1>(stays, flips, lanes);
+}
+
 // As many pairs of 2 or 4 probes as fill registers: returns how many.
 template <int Probes, class Own>
 LSHKIT_INLINE index_t expand_registers(const Own* own, const float* margins, int last_bit,
@@ -145,14 +167,14 @@ LSHKIT_INLINE index_t expand_registers(const Own* own, const float* margins, int
   constexpr auto lanes = std::make_index_sequence<n>{};
   typedef typename Narrow<std::uint32_t, pairs>::type Numbers;
   const Numbers last = std::uint32_t(last_bit) - Numbers{};
-  const auto within = [=](Numbers bits) LSHKIT_ALWAYS_INLINE { return bits < last ? bits : last; };
   index_t h = 0;
   for (; h + pairs <= count; h += pairs, codes += pairs * Probes, weights += pairs * Probes) {
     if constexpr (Probes == 2) {
       const auto code = load_as<std::uint32_t, pairs>(own + h);
       Numbers words;
       std::memcpy(&words, margins + h, sizeof(words));
-      const auto flipped = code ^ (1u << within(words & kBitOfMargin));
+      const Numbers bits = words & kBitOfMargin;
+      const auto flipped = code ^ (1u << (bits < last ? bits : last));
       const auto both = code | (flipped << 16);
       std::memcpy(codes, &both, sizeof(both));
       const Vec<float> stays = load(complement + h), flips = stays * load(e + h);
@@ -161,17 +183,11 @@ LSHKIT_INLINE index_t expand_registers(const Own* own, const float* margins, int
     } else {
       typename Narrow<std::uint64_t, pairs>::type words;
       std::memcpy(&words, margins + 2 * h, sizeof(words));
-      const Numbers bits = within(__builtin_convertvector(words & kBitOfMargin, Numbers));
-      const Numbers others = within(__builtin_convertvector(words >> 32 & kBitOfMargin, Numbers));
-      const auto code = load_as<std::uint32_t, pairs>(own + h);
-      const auto first = (code | code << 16) ^ (0x10000u << bits);
-      const auto second = first ^ (0x10001u << others);
-      const auto four = alternate(first, second, std::make_index_sequence<2 * pairs>{});
+      const auto four = codes_of_four(load_as<std::uint32_t, pairs>(own + h), words, last);
       std::memcpy(codes, &four, sizeof(four));
       const Vec<float> stays = load(complement + 2 * h), flips = stays * load(e + 2 * h);
-      store(weights, factors<0, 0>(stays, flips, lanes) * factors<0, 1>(stays, flips, lanes));
-      store(weights + n,
-            factors<n / 4, 0>(stays, flips, lanes) * factors<n / 4, 1>(stays, flips, lanes));
+      store(weights, weights_of_four<0>(stays, flips));
+      store(weights + n, weights_of_four<n / 4>(stays, flips));
     }
   }
   return h;
@@ -223,6 +239,87 @@ LSHKIT_NOINLINE void write_rows(index_t rows, index_t count, index_t t, index_t 
   }
 }
 
+#if defined(LSHKIT_ISA_AVX512)
+// Quarter q of register r to quarter r of register q.
+LSHKIT_INLINE void transpose_quarters(Vec<float> (&r)[4]) {
+  const Vec<float> a = _mm512_shuffle_f32x4(r[0], r[1], 0x44);
+  const Vec<float> b = _mm512_shuffle_f32x4(r[0], r[1], 0xee);
+  const Vec<float> c = _mm512_shuffle_f32x4(r[2], r[3], 0x44);
+  const Vec<float> d = _mm512_shuffle_f32x4(r[2], r[3], 0xee);
+  r[0] = _mm512_shuffle_f32x4(a, c, 0x88);
+  r[1] = _mm512_shuffle_f32x4(a, c, 0xdd);
+  r[2] = _mm512_shuffle_f32x4(b, d, 0x88);
+  r[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
+}
+
+// Four probes of four rows and as many hashes as fill registers, each hash a part of its own: what
+// these have side by side, by hash, is moved to where it lies by row. Returns how many rows.
+template <class Own>
+LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std::uint16_t* codes,
+                                         float* weights) {
+  constexpr int n = kLanes<float>, hashes = n / 2, rows = 4;
+  typedef typename Narrow<std::uint32_t, hashes>::type Numbers;
+  typedef typename Narrow<std::uint64_t, hashes>::type Codes;  // a hash's four in a lane
+  const Vec<float> twice = broadcast(2 * p.sharpness);
+  const Numbers last = std::uint32_t(p.last_bit) - Numbers{};
+  const float* margins = p.margins + p.first_hash * 2;
+  own += p.first_hash;
+  index_t row = 0;
+  for (; row + rows <= p.rows; row += rows, codes += 4 * rows, weights += 4 * rows) {
+    for (index_t h = 0; h < p.group; h += hashes) {
+      Codes code[rows];
+      Vec<float> low[rows], high[rows];  // weights of the lower and of the upper half of the hashes
+      LSHKIT_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const index_t pair = (row + r) * p.n_hashes + h;
+        if (row + r + kAhead < p.rows) {
+          prefetch(margins + 2 * (pair + kAhead * p.n_hashes));
+          prefetch(own + pair + kAhead * p.n_hashes);
+        }
+        const Vec<float> margin = load(margins + 2 * pair);
+        Codes words;
+        std::memcpy(&words, &margin, sizeof(words));
+        const auto four = codes_of_four(load_as<std::uint32_t, hashes>(own + pair), words, last);
+        std::memcpy(&code[r], &four, sizeof(four));
+        const Vec<float> power = exp_minus(without_bits(margin) * twice);
+        const Vec<float> stays = 1.0f / (1.0f + power), flips = stays * power;
+        low[r] = weights_of_four<0>(stays, flips);
+        high[r] = weights_of_four<n / 4>(stays, flips);
+      }
+      // Of rows 0 and 1, then 2 and 3: even hashes, then odd ones.
+      Codes part[rows], by_hash[rows];
+      LSHKIT_UNROLL
+      for (int r = 0; r < rows; r += 2) {
+        part[r] = __builtin_shufflevector(code[r], code[r + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        part[r + 1] = __builtin_shufflevector(code[r], code[r + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+      }
+      // Hashes 0 and 2, 1 and 3, 4 and 6, 5 and 7.
+      LSHKIT_UNROLL
+      for (int odd = 0; odd < 2; ++odd) {
+        by_hash[odd] = __builtin_shufflevector(part[odd], part[2 + odd], 0, 1, 8, 9, 2, 3, 10, 11);
+        by_hash[2 + odd] =
+            __builtin_shufflevector(part[odd], part[2 + odd], 4, 5, 12, 13, 6, 7, 14, 15);
+      }
+      LSHKIT_UNROLL
+      for (int i = 0; i < rows; ++i) {
+        const index_t hash = h + i % 2 + i / 2 * 4;
+        const auto* of = reinterpret_cast<const char*>(&by_hash[i]);
+        std::memcpy(codes + hash * p.rows * 4, of, 32);
+        std::memcpy(codes + (hash + 2) * p.rows * 4, of + 32, 32);
+      }
+      const auto store_weights = [&](Vec<float>(&of)[rows], index_t first) LSHKIT_ALWAYS_INLINE {
+        transpose_quarters(of);
+        LSHKIT_UNROLL
+        for (int i = 0; i < rows; ++i) store(weights + (first + i) * p.rows * 4, of[i]);
+      };
+      store_weights(low, h);
+      store_weights(high, h + hashes / 2);
+    }
+  }
+  return row;
+}
+#endif
+
 // The exponentials of a tile of rows are taken first, a register of a row's at a time; then its
 // probes are written, part by part.
 template <int Probes, class Own, class Code>
@@ -232,7 +329,13 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
   const index_t tile = r ? kRun / (hashes * r) : p.rows;
   float e[kRun + kLanes<float>], complement[kRun + kLanes<float>];
   const Vec<float> twice = broadcast(2 * p.sharpness);
-  for (index_t row = 0; row < p.rows; row += tile)
+  index_t begin = 0;
+#if defined(LSHKIT_ISA_AVX512)
+  if constexpr (Probes == 4 && sizeof(Code) == 2)
+    if (p.part == 1 && p.group % 8 == 0 && !p.valid)
+      begin = expand_four_rows(p, all_own, probe_codes, weights);
+#endif
+  for (index_t row = begin; row < p.rows; row += tile)
     for (index_t first = 0; first < p.group; first += hashes) {
       const index_t rows = smaller(tile, p.rows - row), count = smaller(hashes, p.group - first);
       const index_t n = count * r, pair = row * p.n_hashes + p.first_hash + first;
