@@ -25,21 +25,20 @@ using Passes = HeadPasses<float, std::int16_t>;
 
 // What the first hash that is not done says of a side's weights.
 struct SideWeights {
+  const WeightedSide<float>* side;
   FastAdded added;
-  float squares;                     // of a row's weights, in the mean
-  std::vector<std::uint16_t> codes;  // (rows, n_probes)
-  std::vector<float> weights;
+  float squares;  // of a row's weights, in the mean
+  const std::uint16_t* codes;
+  const float* weights;            // both (rows, n_probes), until its batch is over
   std::vector<float> square_sums;  // of the weights of each bucket
   std::vector<float> readers;      // see added_of
 };
-SideWeights weights_of(const WeightedHead<float>& s, const WeightedSide<float>& side) {
-  const index_t t = side.n_probes, probes = side.rows * t;
-  SideWeights w{{side.valid, 0, 0, 0}, 0, {}, {}, {}, {}};
-  w.codes.resize(probes);
-  w.weights.resize(probes);
+SideWeights weights_of(const WeightedHead<float>& s, const Expanded<float>& probes) {
+  const WeightedSide<float>& side = *probes.side;
+  const index_t t = side.n_probes;
+  SideWeights w{&side, {side.valid, 0, 0, 0}, 0, probes.slots, probes.weights, {}, {}};
   w.square_sums.resize(s.n_buckets);
   std::vector<float> sums(s.n_buckets);
-  side.probes({0, side.rows, s.first_hash, 1}, 1, w.codes.data(), w.weights.data());
   double squares = 0;
   for (index_t j = 0; j < side.rows; ++j) {
     if (side.valid && !side.valid[j]) continue;
@@ -59,17 +58,16 @@ SideWeights weights_of(const WeightedHead<float>& s, const WeightedSide<float>& 
 }
 // The rows of `from`, read with the probes of `to`. Each product that is added or read is rounded,
 // by 1 / 12 of the square of a step.
-FastAdded added_of(const WeightedHead<float>& s, SideWeights& from, index_t added_probes,
-                   const SideWeights& to, index_t read_probes) {
+FastAdded added_of(const WeightedHead<float>& s, SideWeights& from, const SideWeights& to) {
   FastAdded added = from.added;
+  const index_t t = from.side->n_probes;
   const float in_bucket = float(added.count) / float(s.n_buckets);
-  added.noise = (float(read_probes) + to.squares * in_bucket * float(added_probes)) / 12;
+  added.noise = (float(to.side->n_probes) + to.squares * in_bucket * float(t)) / 12;
   added.signal = in_bucket * from.squares * to.squares;
-  const index_t rows = index_t(from.codes.size()) / added_probes;
-  from.readers.assign(rows, 0);
-  for (index_t j = 0; j < rows; ++j) {
+  from.readers.assign(from.side->rows, 0);
+  for (index_t j = 0; j < from.side->rows; ++j) {
     if (added.valid && !added.valid[j]) continue;
-    for (index_t k = j * added_probes; k < (j + 1) * added_probes; ++k)
+    for (index_t k = j * t; k < (j + 1) * t; ++k)
       from.readers[j] += from.weights[k] * from.weights[k] * to.square_sums[from.codes[k]];
   }
   added.readers = from.readers.data();
@@ -201,9 +199,10 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   WeightedHead<float> s = head;
   Passes passes(s, 0, fast_slice_count(s.values.columns), 1);
   if (!passes.whole()) return s.first_hash;
-  SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
+  SideWeights query = weights_of(s, passes.probes_of(passes.queries(), s.first_hash)),
+              key = weights_of(s, passes.probes_of(passes.keys(), s.first_hash));
   if (!enough(query, key)) return 0;
-  const FastAdded keys = added_of(s, key, s.key.n_probes, query, s.query.n_probes);
+  const FastAdded keys = added_of(s, key, query);
   IntegerRows values(s.values, passes.at_once());
   Arena size;
   values.take(size, true, false);
@@ -213,7 +212,7 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
 
   for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWiden) {
     if (!values.round_added(keys, widening, s.scale)) break;
-    passes.forget();
+    if (widening > 1) passes.forget();
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
       passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
@@ -256,10 +255,11 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   const bool back = value_grad.data || of_keys;
   Passes passes(s, 0, fast_slice_count(s.values.columns), 1);
   if (!passes.whole()) return s.first_hash;
-  SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
+  SideWeights query = weights_of(s, passes.probes_of(passes.queries(), s.first_hash)),
+              key = weights_of(s, passes.probes_of(passes.keys(), s.first_hash));
   if (!enough(query, key)) return 0;
-  const FastAdded from_keys = added_of(s, key, s.key.n_probes, query, s.query.n_probes);
-  const FastAdded from_queries = added_of(s, query, s.query.n_probes, key, s.key.n_probes);
+  const FastAdded from_keys = added_of(s, key, query);
+  const FastAdded from_queries = added_of(s, query, key);
   IntegerRows values(s.values, passes.at_once()), grads(grad, passes.at_once());
   const auto take = [&](Arena& arena) {
     values.take(arena, of_queries, of_keys);
@@ -278,7 +278,7 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
       break;
     if (back && !grads.round_added(from_queries, widening, s.scale)) break;
     if (of_keys && !values.round_factors(grads)) break;
-    passes.forget();
+    if (widening > 1) passes.forget();
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
       // One of the two sweeps of weighted_sum_backward.

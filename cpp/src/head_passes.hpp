@@ -176,6 +176,12 @@ class HeadPasses {
       }
     }
   }
+  // The probes of all rows and one hash, which has not been visited: whole() only. Those of its
+  // batch stay there for each_group.
+  const Expanded<T>& probes_of(Expanded<T>& e, index_t hash) const {
+    view(e, {0, e.side->rows, hash, 1});
+    return e;
+  }
   // Before each_group from a hash that has been visited: its probes are made again.
   void forget() {
     for (Expanded<T>* e : {&queries_, &keys_}) e->batch = e->run = {};
