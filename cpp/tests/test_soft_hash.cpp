@@ -244,41 +244,46 @@ TEST(groups_of_hashes_are_parts_of_all) {
 }
 
 // Tables take the probes of some hashes after the others. More rows than have their exponentials
-// taken together.
-TEST(parts_lie_one_after_the_other) {
-  for (const index_t t : {1, 2, 3, 4, 8, 11, 16})
-    for (const index_t part : {1, 2, 4, 5, 12, 100}) {
-      const Problem p(Family::hadamard, 301, 20, 12, part == 100 ? 290 : 13, t, 1);
-      const index_t m = p.n_hashes, first = 1, group = m - first;
-      std::vector<std::uint8_t> valid(p.n, 1);
-      valid[3] = valid[150] = valid[300] = 0;
-      const std::vector<float> g = normal(p.n * group * t, 5);
-      ProbeRows rows = probe_rows(p.soft(), p.n, m, first, group, t, 1.5f, valid.data());
-      std::vector<float> whole_grads(p.n * m * p.r), grads(p.n * m * p.r);
-      std::vector<float> whole_weights(p.n * group * t),
-          weights = unwritten<float>(p.n * group * t);
-      std::vector<std::uint16_t> whole_codes(p.n * group * t), codes(p.n * group * t, 0xabcd);
-      kernels().expand_probes(rows, 2, whole_codes.data(), whole_weights.data());
-      const double total = kernels().reduce_probes(rows, whole_weights.data(), g.data(),
-                                                   whole_grads.data(), m * p.r);
-      rows.part = part;
-      kernels().expand_probes(rows, 2, codes.data(), weights.data());
-      std::vector<float> part_g(g.size());
-      for (index_t i = 0; i < p.n; ++i)
-        for (index_t h = 0; h < group; ++h) {
-          const index_t begin = h / part * part, size = std::min(part, group - begin);
-          for (index_t a = 0; a < t; ++a) {
-            const index_t at = (begin * p.n + i * size + h - begin) * t + a;
-            const index_t from = (i * group + h) * t + a;
-            CHECK(codes[at] == whole_codes[from] && weights[at] == whole_weights[from]);
-            CHECK(valid[i] ? weights[at] == p.weights[(i * m + first + h) * t + a] : !weights[at]);
-            part_g[at] = g[from];
-          }
-        }
-      CHECK(kernels().reduce_probes(rows, weights.data(), part_g.data(), grads.data(), m * p.r) ==
-            total);
-      CHECK(grads == whole_grads);
+// taken together; of 16 hashes in parts of one, several rows are written at once.
+void check_parts(int n_bits, index_t n_hashes, index_t t, index_t part, bool masked) {
+  const Problem p(Family::hadamard, 301, 20, n_bits, n_hashes, t, 1);
+  const index_t m = p.n_hashes, first = 1, group = m - first;
+  std::vector<std::uint8_t> valid(p.n, 1);
+  if (masked) valid[3] = valid[150] = valid[300] = 0;
+  const std::vector<float> g = normal(p.n * group * t, 5);
+  ProbeRows rows =
+      probe_rows(p.soft(), p.n, m, first, group, t, 1.5f, masked ? valid.data() : nullptr);
+  std::vector<float> whole_grads(p.n * m * p.r), grads(p.n * m * p.r);
+  std::vector<float> whole_weights(p.n * group * t), weights = unwritten<float>(p.n * group * t);
+  std::vector<std::uint16_t> whole_codes(p.n * group * t), codes(p.n * group * t, 0xabcd);
+  kernels().expand_probes(rows, 2, whole_codes.data(), whole_weights.data());
+  const double total =
+      kernels().reduce_probes(rows, whole_weights.data(), g.data(), whole_grads.data(), m * p.r);
+  rows.part = part;
+  kernels().expand_probes(rows, 2, codes.data(), weights.data());
+  std::vector<float> part_g(g.size());
+  for (index_t i = 0; i < p.n; ++i)
+    for (index_t h = 0; h < group; ++h) {
+      const index_t begin = h / part * part, size = std::min(part, group - begin);
+      for (index_t a = 0; a < t; ++a) {
+        const index_t at = (begin * p.n + i * size + h - begin) * t + a;
+        const index_t from = (i * group + h) * t + a;
+        CHECK(codes[at] == whole_codes[from] && weights[at] == whole_weights[from]);
+        CHECK(valid[i] ? weights[at] == p.weights[(i * m + first + h) * t + a] : !weights[at]);
+        part_g[at] = g[from];
+      }
     }
+  CHECK(kernels().reduce_probes(rows, weights.data(), part_g.data(), grads.data(), m * p.r) ==
+        total);
+  CHECK(grads == whole_grads);
+}
+TEST(parts_lie_one_after_the_other) {
+  for (const index_t t : {1, 2, 3, 4, 8, 11, 16}) {
+    for (const index_t part : {1, 2, 4, 5, 12}) check_parts(12, 13, t, part, true);
+    check_parts(12, 290, t, 100, true);
+    for (const int n_bits : {8, 12})
+      for (const bool masked : {false, true}) check_parts(n_bits, 17, t, 1, masked);
+  }
 }
 
 TEST(rows_without_a_direction) {
