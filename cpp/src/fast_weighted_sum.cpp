@@ -67,8 +67,10 @@ FastAdded added_of(const WeightedHead<float>& s, SideWeights& from, const SideWe
   from.readers.assign(from.side->rows, 0);
   for (index_t j = 0; j < from.side->rows; ++j) {
     if (added.valid && !added.valid[j]) continue;
+    float readers = 0;
     for (index_t k = j * t; k < (j + 1) * t; ++k)
-      from.readers[j] += from.weights[k] * from.weights[k] * to.square_sums[from.codes[k]];
+      readers += from.weights[k] * from.weights[k] * to.square_sums[from.codes[k]];
+    from.readers[j] = readers;
   }
   added.readers = from.readers.data();
   return added;
@@ -148,6 +150,16 @@ bool pays(const WeightedHead<float>& s) {
 bool enough(const SideWeights& query, const SideWeights& key) {
   return std::min(query.added.count, key.added.count) >= kLeastRows;
 }
+float square_of(const float* x, index_t n) {
+  float sums[8] = {};  // so that additions go on side by side
+  index_t c = 0;
+  for (; c + 8 <= n; c += 8)
+    for (int i = 0; i < 8; ++i) sums[i] += x[c + i] * x[c + i];
+  for (; c < n; ++c) sums[0] += x[c] * x[c];
+  float all = 0;
+  for (const float sum : sums) all += sum;
+  return all;
+}
 // Whether no row of sums is close to the error of them all.
 bool rows_are_large(Matrix<const float> out, const IntegerRows& values, const FastAdded& added,
                     index_t n_hashes) {
@@ -156,8 +168,7 @@ bool rows_are_large(Matrix<const float> out, const IntegerRows& values, const Fa
     error += double(values.scale(c)[0]) * double(values.scale(c)[0]);
   const double least = kLeastSum * kLeastSum * error * added.noise * double(n_hashes);
   for (index_t i = 0; i < out.rows; ++i) {
-    float square = 0;
-    for (index_t c = 0; c < out.columns; ++c) square += out.row(i)[c] * out.row(i)[c];
+    const float square = square_of(out.row(i), out.columns);
     if (square > 0 && square < least) return false;
   }
   return true;
