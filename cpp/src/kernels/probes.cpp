@@ -419,24 +419,28 @@ LSHKIT_INLINE void logit_gradient(const float* w, const float* g, index_t t, int
     to[k] = add_halves(add_pairs(sum))[0];
   }
 }
-// The same of pairs of four probes side by side, as many as fill registers: returns how many. The
-// results are out_step from one pair to the next.
+// The same of pairs of four probes side by side: the first two of four lanes are the pair's.
 template <std::size_t... I>
+LSHKIT_INLINE Vec<float> logit_gradients_of_four(Vec<float> weight, Vec<float> grad,
+                                                 std::index_sequence<I...>) {
+  Vec<float> s = weight * grad;
+  s += __builtin_shufflevector(s, s, int(I ^ 1)...);
+  s += __builtin_shufflevector(s, s, int(I ^ 2)...);
+  const Vec<float> all = weight * (s - grad);
+  return __builtin_shufflevector(all, all, int(I / 4 * 4 + 1 + I % 2)...) +
+         __builtin_shufflevector(all, all, int(I / 4 * 4 + 3)...);
+}
+LSHKIT_INLINE Vec<float> logit_gradients_of_four(Vec<float> weight, Vec<float> grad) {
+  return logit_gradients_of_four(weight, grad, std::make_index_sequence<kLanes<float>>{});
+}
+// As many as fill registers: returns how many. The results are out_step from one pair to the next.
 LSHKIT_INLINE index_t four_logit_gradients(index_t pairs, const float* w, const float* g,
-                                           float* out, index_t out_step,
-                                           std::index_sequence<I...>) {
+                                           float* out, index_t out_step) {
   constexpr int n = kLanes<float>, at_once = n / 4;
   index_t i = 0;
   for (; i + at_once <= pairs; i += at_once, out += at_once * out_step) {
-    const Vec<float> weight = load(w + 4 * i), grad = load(g + 4 * i);
-    Vec<float> s = weight * grad;
-    s += __builtin_shufflevector(s, s, int(I ^ 1)...);
-    s += __builtin_shufflevector(s, s, int(I ^ 2)...);
-    const Vec<float> all = weight * (s - grad);
-    const Vec<float> two = __builtin_shufflevector(all, all, int(I / 4 * 4 + 1 + I % 2)...) +
-                           __builtin_shufflevector(all, all, int(I / 4 * 4 + 3)...);
     float results[n];
-    store(results, two);
+    store(results, logit_gradients_of_four(load(w + 4 * i), load(g + 4 * i)));
     LSHKIT_UNROLL
     for (int k = 0; k < at_once; ++k)
       std::memcpy(out + k * out_step, results + 4 * k, 2 * sizeof(float));
@@ -449,9 +453,8 @@ LSHKIT_NOINLINE void logit_gradients(index_t rows, index_t count, index_t t, ind
                                      const float* g, float* out) {
   if (Probes) t = Probes, r = kSelected<Probes>;
   if constexpr (Probes == 4) {
-    constexpr auto lanes = std::make_index_sequence<kLanes<float>>{};
     if (count == 1 && probe_stride == t) {
-      const index_t done = four_logit_gradients(rows, w, g, out, out_stride, lanes);
+      const index_t done = four_logit_gradients(rows, w, g, out, out_stride);
       rows -= done;
       w += done * t;
       g += done * t;
@@ -463,6 +466,50 @@ LSHKIT_NOINLINE void logit_gradients(index_t rows, index_t count, index_t t, ind
       logit_gradient<Probes>(w + h * t, g + h * t, t, int(r), out + h * r);
 }
 
+#if defined(LSHKIT_ISA_AVX512)
+// The way back of expand_four_rows; adds to the gradient of the sharpness.
+LSHKIT_NOINLINE index_t reduce_four_rows(const ProbeRows& p, const float* weights,
+                                         const float* weight_grads, float* margin_grads,
+                                         index_t margin_grad_stride, double& total) {
+  constexpr int n = kLanes<float>, hashes = n / 2, rows = 4;
+  const Vec<float> twice = broadcast(2 * p.sharpness);
+  const float* margins = p.margins + p.first_hash * 2;
+  index_t row = 0;
+  for (; row + rows <= p.rows; row += rows, weights += 4 * rows, weight_grads += 4 * rows) {
+    Vec<float> sums[rows] = {};
+    for (index_t h = 0; h < p.group; h += hashes) {
+      Vec<float> pairs[hashes], by_row[rows];
+      LSHKIT_UNROLL
+      for (int k = 0; k < hashes; ++k) {
+        const index_t at = (h + k) * p.rows * 4;
+        pairs[k] = logit_gradients_of_four(load(weights + at), load(weight_grads + at));
+      }
+      LSHKIT_UNROLL
+      for (int k = 0; k < rows; ++k)  // two numbers of two hashes side by side
+        by_row[k] = Vec<float>(
+            _mm512_unpacklo_pd(_mm512_castps_pd(pairs[2 * k]), _mm512_castps_pd(pairs[2 * k + 1])));
+      transpose_quarters(by_row);
+      LSHKIT_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const index_t i = row + r;
+        const float* of_row = margins + (i * p.n_hashes + h) * 2;
+        float* to = margin_grads + i * margin_grad_stride + h * 2;
+        if (i + kAhead < p.rows) prefetch(of_row + kAhead * p.n_hashes * 2);
+        if (p.valid && !p.valid[i]) {
+          store(to, Vec<float>{});
+          continue;
+        }
+        const Vec<float> margin = load(of_row);
+        sums[r] += by_row[r] * without_bits(margin);
+        store(to, with_bits_of(margin, by_row[r] * twice));
+      }
+    }
+    for (int r = 0; r < rows; ++r) total += double(sum_lanes(sums[r]));
+  }
+  return row;
+}
+#endif
+
 template <int Probes>
 double reduce(const ProbeRows& p, const float* weights, const float* weight_grads,
               float* margin_grads, index_t margin_grad_stride) {
@@ -470,7 +517,13 @@ double reduce(const ProbeRows& p, const float* weights, const float* weight_grad
   const index_t n = p.group * r, tile = larger(kRun / n, 1);
   const Vec<float> twice = broadcast(2 * p.sharpness);
   double total = 0;
-  for (index_t first = 0; first < p.rows; first += tile) {
+  index_t begin = 0;
+#if defined(LSHKIT_ISA_AVX512)
+  if constexpr (Probes == 4)
+    if (p.part == 1 && p.group % 8 == 0)
+      begin = reduce_four_rows(p, weights, weight_grads, margin_grads, margin_grad_stride, total);
+#endif
+  for (index_t first = begin; first < p.rows; first += tile) {
     const index_t last = smaller(first + tile, p.rows);
     each_part(p, t, 0, p.group, [&](index_t hash, index_t here, index_t at, index_t stride) {
       at += first * stride;
