@@ -29,12 +29,12 @@ struct Expanded {
   const WeightedSide<T>* side;
   std::uint16_t* batch_slots;  // of a batch of hashes, one group after the other
   T* batch_weights;
-  ProbeRun batch, run;       // what is there: a batch, and that group of it that is in use
-  T* batch_grads = nullptr;  // of the weights, where they are wanted
-  std::uint32_t* batch_fast_weights = nullptr;  // of fast_weights, for 16-bit tables
+  ProbeRun batch, run;  // what is there: a batch, and that group of it that is in use
+  T* batch_grads;       // of the weights, where they are wanted
+  // Of the run. fast_weights: for 16-bit tables, made when it is read, so that they are in L2 then.
+  std::uint32_t* fast_weights;
   std::uint16_t* slots = nullptr;
   T *weights = nullptr, *grads = nullptr;
-  std::uint32_t* fast_weights = nullptr;
 
   index_t probes() const { return run.group * side->n_probes; }
 };
@@ -102,8 +102,8 @@ class HeadPasses {
       : s_(head), first_slice_(first), last_slice_(last), most_copies_(most_copies) {
     const index_t most = head.key.rows * head.key.n_probes;
     const index_t rows = std::max(head.query.rows, head.key.rows);
-    const index_t row_bytes = std::max(head.query.n_probes, head.key.n_probes) *
-                              index_t(2 + sizeof(T) + (kFast ? sizeof(std::uint32_t) : 0));
+    const index_t row_bytes =
+        std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
     compact_ = BucketSlots::pay(most, head.n_buckets) && rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
     masked_ = std::max(most, head.query.rows * head.query.n_probes) < kDenseProbes * head.n_buckets;
@@ -306,7 +306,7 @@ class HeadPasses {
       std::uint16_t* slots = arena.take<std::uint16_t>(probes);
       T* weights = arena.take<T>(probes);
       T* grads = arena.take<T>(side.take_grads ? probes : 0);
-      std::uint32_t* fast = arena.take<std::uint32_t>(kFast ? probes : 0);
+      std::uint32_t* fast = arena.take<std::uint32_t>(kFast ? probes / batch_ * group_ : 0);
       return Expanded<T>{&side, slots, weights, {}, {}, grads, fast};
     };
     queries_ = take(s_.query);
@@ -344,15 +344,11 @@ class HeadPasses {
       e.batch = {run.first, run.rows, run.hash, std::min(batch_, s_.n_hashes - run.hash)};
       e.side->probes(e.batch, group_, e.batch_slots, e.batch_weights);
       for (index_t h = 0; h < e.batch.group && !compact_; h += group_) number(e, h);
-      if constexpr (kFast)
-        kernels().fast_weights(e.batch_weights, e.batch.group * e.batch.rows * e.side->n_probes,
-                               e.batch_fast_weights);
     }
     const index_t at = (run.hash - e.batch.hash) * run.rows * e.side->n_probes;
     e.slots = e.batch_slots + at;
     e.weights = e.batch_weights + at;
     e.grads = e.batch_grads + at;
-    e.fast_weights = e.batch_fast_weights + at;
   }
   void fill(Expanded<T>& e, const ProbeRun& run) const {
     const ProbeRun& is = e.run;
@@ -361,6 +357,7 @@ class HeadPasses {
     view(e, run);
     e.run = run;
     const index_t count = run.rows * e.probes();
+    if constexpr (kFast) kernels().fast_weights(e.weights, count, e.fast_weights);
     for (index_t k = 0; k < count && compact_; ++k) {
       e.slots[k] = slots_.of(e.slots[k]);
       if (kFast && e.slots[k] == 0) e.fast_weights[k] = 0;  // or what nobody reads would overflow
