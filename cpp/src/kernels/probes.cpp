@@ -151,11 +151,20 @@ LSHKIT_INLINE auto codes_of_four(Numbers own, Words words, Numbers last) {
   const Numbers first = (own | own << 16) ^ (0x10000u << bits);
   return alternate(first, first ^ (0x10001u << others), lanes);
 }
-// Of half of the pairs, those from First on.
-template <int First>
-LSHKIT_INLINE Vec<float> weights_of_four(Vec<float> stays, Vec<float> flips) {
-  constexpr auto lanes = std::make_index_sequence<kLanes<float>>{};
-  return factors<First, 0>(stays, flips, lanes) * factors<First, 1>(stays, flips, lanes);
+// Of half of the pairs, those from First on, in four lanes each; of three probes the last is none.
+template <int Probes, int First, std::size_t... I>
+LSHKIT_INLINE Vec<float> weights_of(Vec<float> stays, Vec<float> flips,
+                                    std::index_sequence<I...> lanes) {
+  constexpr int n = kLanes<float>;
+  if constexpr (Probes == 4)
+    return factors<First, 0>(stays, flips, lanes) * factors<First, 1>(stays, flips, lanes);
+  else
+    return __builtin_shufflevector(
+        stays, flips, (2 * (First + int(I) / 4) + (I % 4 ? n + int(I % 4 == 2) : 0))...);
+}
+template <std::size_t... I>
+LSHKIT_INLINE Vec<float> even_lanes(Vec<float> v, std::index_sequence<I...>) {
+  return __builtin_shufflevector(v, v, int(I / 2 * 2)...);
 }
 
 // As many pairs of 2 or 4 probes as fill registers: returns how many.
@@ -186,8 +195,8 @@ LSHKIT_INLINE index_t expand_registers(const Own* own, const float* margins, int
       const auto four = codes_of_four(load_as<std::uint32_t, pairs>(own + h), words, last);
       std::memcpy(codes, &four, sizeof(four));
       const Vec<float> stays = load(complement + 2 * h), flips = stays * load(e + 2 * h);
-      store(weights, weights_of_four<0>(stays, flips));
-      store(weights + n, weights_of_four<n / 4>(stays, flips));
+      store(weights, weights_of<4, 0>(stays, flips, lanes));
+      store(weights + n, weights_of<4, n / 4>(stays, flips, lanes));
     }
   }
   return h;
@@ -252,12 +261,35 @@ LSHKIT_INLINE void transpose_quarters(Vec<float> (&r)[4]) {
   r[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
 }
 
-// Four probes of four rows and as many hashes as fill registers, each hash a part of its own: what
-// these have side by side, by hash, is moved to where it lies by row. Returns how many rows.
-template <class Own>
+// Three or four probes of each of four rows, in four lanes of a register, one row after the other
+// in memory. Of three, the fourth lane is read as 0 and not written.
+template <int Probes>
+LSHKIT_INLINE Vec<float> load_rows_of(const float* p) {
+  if constexpr (Probes == 4) return load(p);
+  const __m512i from = _mm512_setr_epi32(0, 1, 2, 0, 3, 4, 5, 0, 6, 7, 8, 0, 9, 10, 11, 0);
+  return _mm512_maskz_permutexvar_ps(0x7777, from, _mm512_maskz_loadu_ps(0xfff, p));
+}
+template <int Probes>
+LSHKIT_INLINE void store_rows_of(float* p, Vec<float> v) {
+  if constexpr (Probes == 4) return store(p, v);
+  const __m512i from = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
+  _mm512_mask_storeu_ps(p, 0xfff, _mm512_permutexvar_ps(from, v));
+}
+template <int Probes>
+LSHKIT_INLINE void store_rows_of(std::uint16_t* p, __m256i v) {
+  if constexpr (Probes == 4) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+  const __m256i from = _mm256_setr_epi16(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
+  _mm256_mask_storeu_epi16(p, 0xfff, _mm256_permutexvar_epi16(from, v));
+}
+
+// Three or four probes of four rows and as many hashes as fill registers, each hash a part of its
+// own: what these have side by side, by hash, is moved to where it lies by row. Returns how many
+// rows.
+template <int Probes, class Own>
 LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std::uint16_t* codes,
                                          float* weights) {
   constexpr int n = kLanes<float>, hashes = n / 2, rows = 4;
+  constexpr auto lanes = std::make_index_sequence<n>{};
   typedef typename Narrow<std::uint32_t, hashes>::type Numbers;
   typedef typename Narrow<std::uint64_t, hashes>::type Codes;  // a hash's four in a lane
   const Vec<float> twice = broadcast(2 * p.sharpness);
@@ -265,7 +297,7 @@ LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std
   const float* margins = p.margins + p.first_hash * 2;
   own += p.first_hash;
   index_t row = 0;
-  for (; row + rows <= p.rows; row += rows, codes += 4 * rows, weights += 4 * rows) {
+  for (; row + rows <= p.rows; row += rows, codes += Probes * rows, weights += Probes * rows) {
     for (index_t h = 0; h < p.group; h += hashes) {
       Codes code[rows];
       Vec<float> low[rows], high[rows];  // weights of the lower and of the upper half of the hashes
@@ -282,9 +314,13 @@ LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std
         const auto four = codes_of_four(load_as<std::uint32_t, hashes>(own + pair), words, last);
         std::memcpy(&code[r], &four, sizeof(four));
         const Vec<float> power = exp_minus(without_bits(margin) * twice);
-        const Vec<float> stays = 1.0f / (1.0f + power), flips = stays * power;
-        low[r] = weights_of_four<0>(stays, flips);
-        high[r] = weights_of_four<n / 4>(stays, flips);
+        Vec<float> sum = 1.0f + power;
+        if (Probes == 3) sum += swap_pairs(power, lanes);
+        Vec<float> stays = 1.0f / sum;
+        if (Probes == 3) stays = even_lanes(stays, lanes);
+        const Vec<float> flips = stays * power;
+        low[r] = weights_of<Probes, 0>(stays, flips, lanes);
+        high[r] = weights_of<Probes, n / 4>(stays, flips, lanes);
       }
       // Of rows 0 and 1, then 2 and 3: even hashes, then odd ones.
       Codes part[rows], by_hash[rows];
@@ -303,14 +339,16 @@ LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std
       LSHKIT_UNROLL
       for (int i = 0; i < rows; ++i) {
         const index_t hash = h + i % 2 + i / 2 * 4;
-        const auto* of = reinterpret_cast<const char*>(&by_hash[i]);
-        std::memcpy(codes + hash * p.rows * 4, of, 32);
-        std::memcpy(codes + (hash + 2) * p.rows * 4, of + 32, 32);
+        const __m512i both = (__m512i)by_hash[i];
+        store_rows_of<Probes>(codes + hash * p.rows * Probes, _mm512_castsi512_si256(both));
+        store_rows_of<Probes>(codes + (hash + 2) * p.rows * Probes,
+                              _mm512_extracti64x4_epi64(both, 1));
       }
       const auto store_weights = [&](Vec<float>(&of)[rows], index_t first) LSHKIT_ALWAYS_INLINE {
         transpose_quarters(of);
         LSHKIT_UNROLL
-        for (int i = 0; i < rows; ++i) store(weights + (first + i) * p.rows * 4, of[i]);
+        for (int i = 0; i < rows; ++i)
+          store_rows_of<Probes>(weights + (first + i) * p.rows * Probes, of[i]);
       };
       store_weights(low, h);
       store_weights(high, h + hashes / 2);
@@ -331,9 +369,9 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
   const Vec<float> twice = broadcast(2 * p.sharpness);
   index_t begin = 0;
 #if defined(LSHKIT_ISA_AVX512)
-  if constexpr (Probes == 4 && sizeof(Code) == 2)
+  if constexpr ((Probes == 3 || Probes == 4) && sizeof(Code) == 2)
     if (p.part == 1 && p.group % 8 == 0 && !p.valid)
-      begin = expand_four_rows(p, all_own, probe_codes, weights);
+      begin = expand_four_rows<Probes>(p, all_own, probe_codes, weights);
 #endif
   for (index_t row = begin; row < p.rows; row += tile)
     for (index_t first = 0; first < p.group; first += hashes) {
@@ -389,6 +427,10 @@ LSHKIT_INLINE void logit_gradient(const float* w, const float* g, index_t t, int
   if (t == 2) {
     to[0] = w[0] * w[1] * (g[0] - g[1]);
     return;
+  }
+  if (t == 3) {  // as four of which the last has no weight
+    const float four_w[4] = {w[0], w[1], w[2], 0}, four_g[4] = {g[0], g[1], g[2], 0};
+    return logit_gradient<4>(four_w, four_g, 4, 2, to);
   }
   if (t % 4) {
     float s = 0;
@@ -468,6 +510,7 @@ LSHKIT_NOINLINE void logit_gradients(index_t rows, index_t count, index_t t, ind
 
 #if defined(LSHKIT_ISA_AVX512)
 // The way back of expand_four_rows; adds to the gradient of the sharpness.
+template <int Probes>
 LSHKIT_NOINLINE index_t reduce_four_rows(const ProbeRows& p, const float* weights,
                                          const float* weight_grads, float* margin_grads,
                                          index_t margin_grad_stride, double& total) {
@@ -475,14 +518,16 @@ LSHKIT_NOINLINE index_t reduce_four_rows(const ProbeRows& p, const float* weight
   const Vec<float> twice = broadcast(2 * p.sharpness);
   const float* margins = p.margins + p.first_hash * 2;
   index_t row = 0;
-  for (; row + rows <= p.rows; row += rows, weights += 4 * rows, weight_grads += 4 * rows) {
+  for (; row + rows <= p.rows;
+       row += rows, weights += Probes * rows, weight_grads += Probes * rows) {
     Vec<float> sums[rows] = {};
     for (index_t h = 0; h < p.group; h += hashes) {
       Vec<float> pairs[hashes], by_row[rows];
       LSHKIT_UNROLL
       for (int k = 0; k < hashes; ++k) {
-        const index_t at = (h + k) * p.rows * 4;
-        pairs[k] = logit_gradients_of_four(load(weights + at), load(weight_grads + at));
+        const index_t at = (h + k) * p.rows * Probes;
+        pairs[k] = logit_gradients_of_four(load_rows_of<Probes>(weights + at),
+                                           load_rows_of<Probes>(weight_grads + at));
       }
       LSHKIT_UNROLL
       for (int k = 0; k < rows; ++k)  // two numbers of two hashes side by side
@@ -519,9 +564,10 @@ double reduce(const ProbeRows& p, const float* weights, const float* weight_grad
   double total = 0;
   index_t begin = 0;
 #if defined(LSHKIT_ISA_AVX512)
-  if constexpr (Probes == 4)
+  if constexpr (Probes == 3 || Probes == 4)
     if (p.part == 1 && p.group % 8 == 0)
-      begin = reduce_four_rows(p, weights, weight_grads, margin_grads, margin_grad_stride, total);
+      begin = reduce_four_rows<Probes>(p, weights, weight_grads, margin_grads, margin_grad_stride,
+                                       total);
 #endif
   for (index_t first = begin; first < p.rows; first += tile) {
     const index_t last = smaller(first + tile, p.rows);
