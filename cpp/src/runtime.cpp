@@ -29,10 +29,11 @@ struct Buffer {
   std::size_t bytes = 0;
   std::align_val_t page{};
 
-  void allocate(std::size_t at_least) {
+  void allocate(std::size_t at_least, Scratch use) {
     // Tables are read all over: with small pages the look-up of addresses would take its share, and
     // which sets of a cache they fall on would be another matter of luck in each process.
-    const std::size_t size = at_least >= kLargePage / 16 ? kLargePage : 4096;
+    const std::size_t large = use == Scratch::pass ? kLargePage / 16 : kLargePage / 2;
+    const std::size_t size = at_least >= large ? kLargePage : 4096;
     const std::size_t rounded = (at_least + size - 1) / size * size;
     page = std::align_val_t(size);
     memory = ::operator new(rounded, page);
@@ -62,7 +63,7 @@ void* thread_scratch(std::size_t bytes, Scratch use) {
   Buffer& buffer = buffers[int(use)];
   if (bytes > buffer.bytes) {
     buffer.release();
-    buffer.allocate(bytes);
+    buffer.allocate(bytes, use);
   }
   return buffer.memory;
 }
