@@ -172,7 +172,8 @@ def memory_alone(length):
 
     Scratch: growth of the peak resident size over the size before the call, less the results.
     A call on a single token before, in a thread that takes its scratch with it, loads most of the
-    code, so that it is not counted as scratch. Resident pages are counted to some 0.1 MiB, and the backward reuses what the forward keeps.
+    code, so that it is not counted as scratch. Resident pages are counted to some 0.1 MiB, and the
+    backward reuses what the forward keeps.
     """
     first = inputs(1, requires_grad=True)
     before = threading.Thread(target=of_pass(yoso, BACKWARD, first))
