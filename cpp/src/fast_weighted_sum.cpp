@@ -23,30 +23,33 @@ constexpr index_t kLeastRows = 64;
 
 using Passes = HeadPasses<float, std::int16_t>;
 
+// Rows of a side that are not masked out.
+index_t taking_part(const WeightedSide<float>& side) {
+  return side.valid ? std::count_if(side.valid, side.valid + side.rows, [](int v) { return v; })
+                    : side.rows;
+}
+
 // What the first hash that is not done says of a side's weights.
 struct SideWeights {
-  const WeightedSide<float>* side;
   FastAdded added;
-  float squares;  // of a row's weights, in the mean
-  const std::uint16_t* codes;
-  const float* weights;            // both (rows, n_probes), until its batch is over
+  float squares;                   // of a row's weights, in the mean
   std::vector<float> square_sums;  // of the weights of each bucket
   std::vector<float> readers;      // see added_of
 };
 SideWeights weights_of(const WeightedHead<float>& s, const Expanded<float>& probes) {
   const WeightedSide<float>& side = *probes.side;
   const index_t t = side.n_probes;
-  SideWeights w{&side, {side.valid, 0, 0, 0}, 0, probes.slots, probes.weights, {}, {}};
+  SideWeights w{{side.valid, 0, 0, 0}, 0, {}, {}};
+  w.added.count = taking_part(side);
   w.square_sums.resize(s.n_buckets);
   std::vector<float> sums(s.n_buckets);
   double squares = 0;
   for (index_t j = 0; j < side.rows; ++j) {
     if (side.valid && !side.valid[j]) continue;
-    ++w.added.count;
     for (index_t k = j * t; k < (j + 1) * t; ++k) {
-      const float square = w.weights[k] * w.weights[k];
-      sums[w.codes[k]] += w.weights[k];
-      w.square_sums[w.codes[k]] += square;
+      const float square = probes.weights[k] * probes.weights[k];
+      sums[probes.slots[k]] += probes.weights[k];
+      w.square_sums[probes.slots[k]] += square;
       squares += square;
     }
   }
@@ -56,20 +59,21 @@ SideWeights weights_of(const WeightedHead<float>& s, const Expanded<float>& prob
   w.squares = float(squares / double(std::max<index_t>(w.added.count, 1)));
   return w;
 }
-// The rows of `from`, read with the probes of `to`. Each product that is added or read is rounded,
-// by 1 / 12 of the square of a step.
-FastAdded added_of(const WeightedHead<float>& s, SideWeights& from, const SideWeights& to) {
+// The rows of `from`, whose probes of that hash these are, read with those of `to`. Each product
+// that is added or read is rounded, by 1 / 12 of the square of a step.
+FastAdded added_of(const WeightedHead<float>& s, SideWeights& from, const Expanded<float>& probes,
+                   const SideWeights& to, index_t read_probes) {
   FastAdded added = from.added;
-  const index_t t = from.side->n_probes;
+  const index_t t = probes.side->n_probes;
   const float in_bucket = float(added.count) / float(s.n_buckets);
-  added.noise = (float(to.side->n_probes) + to.squares * in_bucket * float(t)) / 12;
+  added.noise = (float(read_probes) + to.squares * in_bucket * float(t)) / 12;
   added.signal = in_bucket * from.squares * to.squares;
-  from.readers.assign(from.side->rows, 0);
-  for (index_t j = 0; j < from.side->rows; ++j) {
+  from.readers.assign(probes.side->rows, 0);
+  for (index_t j = 0; j < probes.side->rows; ++j) {
     if (added.valid && !added.valid[j]) continue;
     float readers = 0;
     for (index_t k = j * t; k < (j + 1) * t; ++k)
-      readers += from.weights[k] * from.weights[k] * to.square_sums[from.codes[k]];
+      readers += probes.weights[k] * probes.weights[k] * to.square_sums[probes.slots[k]];
     from.readers[j] = readers;
   }
   added.readers = from.readers.data();
@@ -145,10 +149,7 @@ class IntegerRows {
 
 bool pays(const WeightedHead<float>& s) {
   return s.fast && kernels().fast_weighted_add && s.order == Order::all && s.first_hash == 0 &&
-         std::min(s.query.rows, s.key.rows) >= kLeastRows;
-}
-bool enough(const SideWeights& query, const SideWeights& key) {
-  return std::min(query.added.count, key.added.count) >= kLeastRows;
+         std::min(taking_part(s.query), taking_part(s.key)) >= kLeastRows;
 }
 float square_of(const float* x, index_t n) {
   float sums[8] = {};  // so that additions go on side by side
@@ -210,10 +211,10 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   WeightedHead<float> s = head;
   Passes passes(s, 0, fast_slice_count(s.values.columns), 1);
   if (!passes.whole()) return s.first_hash;
-  SideWeights query = weights_of(s, passes.probes_of(passes.queries(), s.first_hash)),
-              key = weights_of(s, passes.probes_of(passes.keys(), s.first_hash));
-  if (!enough(query, key)) return 0;
-  const FastAdded keys = added_of(s, key, query);
+  const Expanded<float>&queries = passes.probes_of(passes.queries(), s.first_hash),
+        &keys = passes.probes_of(passes.keys(), s.first_hash);
+  SideWeights query = weights_of(s, queries), key = weights_of(s, keys);
+  const FastAdded added_keys = added_of(s, key, keys, query, s.query.n_probes);
   IntegerRows values(s.values, passes.at_once());
   Arena size;
   values.take(size, true, false);
@@ -222,7 +223,7 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   const ColumnBlocks<float> blocks = passes.blocks(out, 0);
 
   for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWiden) {
-    if (!values.round_added(keys, widening, s.scale)) break;
+    if (!values.round_added(added_keys, widening, s.scale)) break;
     if (widening > 1) passes.forget();
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
@@ -253,7 +254,8 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   }
   if (s.first_hash > 0) blocks.store();
   const Matrix<const float> sums{out.data, out.stride, out.rows, out.columns};
-  if (s.first_hash == 0 || rows_are_large(sums, values, keys, s.n_hashes)) return s.first_hash;
+  if (s.first_hash == 0 || rows_are_large(sums, values, added_keys, s.n_hashes))
+    return s.first_hash;
   if (weight_sums) std::fill_n(weight_sums, s.query.rows, 0.0f);
   return 0;
 }
@@ -266,11 +268,11 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   const bool back = value_grad.data || of_keys;
   Passes passes(s, 0, fast_slice_count(s.values.columns), 1);
   if (!passes.whole()) return s.first_hash;
-  SideWeights query = weights_of(s, passes.probes_of(passes.queries(), s.first_hash)),
-              key = weights_of(s, passes.probes_of(passes.keys(), s.first_hash));
-  if (!enough(query, key)) return 0;
-  const FastAdded from_keys = added_of(s, key, query);
-  const FastAdded from_queries = added_of(s, query, key);
+  Expanded<float>&queries = passes.probes_of(passes.queries(), s.first_hash),
+  &keys = passes.probes_of(passes.keys(), s.first_hash);
+  SideWeights query = weights_of(s, queries), key = weights_of(s, keys);
+  const FastAdded from_keys = added_of(s, key, keys, query, s.query.n_probes);
+  const FastAdded from_queries = added_of(s, query, queries, key, s.key.n_probes);
   IntegerRows values(s.values, passes.at_once()), grads(grad, passes.at_once());
   const auto take = [&](Arena& arena) {
     values.take(arena, of_queries, of_keys);
@@ -281,7 +283,6 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   Arena arena(thread_scratch(size.used(), Scratch::fast));
   take(arena);
 
-  Expanded<float>&queries = passes.queries(), &keys = passes.keys();
   const ColumnBlocks<float> value_grads = passes.blocks(value_grad, 0);
   for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWiden) {
     if (of_queries &&

@@ -176,9 +176,9 @@ class HeadPasses {
       }
     }
   }
-  // The probes of all rows and one hash, which has not been visited: whole() only. Those of its
-  // batch stay there for each_group.
-  const Expanded<T>& probes_of(Expanded<T>& e, index_t hash) const {
+  // The probes of all rows and one hash, until it is visited: whole() only. Those of its batch stay
+  // there for each_group.
+  Expanded<T>& probes_of(Expanded<T>& e, index_t hash) const {
     view(e, {0, e.side->rows, hash, 1});
     return e;
   }

@@ -31,7 +31,8 @@ struct Buffer {
 
   void allocate(std::size_t at_least, Scratch use) {
     // Tables are read all over: with small pages the look-up of addresses would take its share, and
-    // which sets of a cache they fall on would be another matter of luck in each process.
+    // which sets of a cache they fall on would be another matter of luck in each process. What is
+    // gone through in order has less of that, and a large page is 2 MB for each thread.
     const std::size_t large = use == Scratch::pass ? kLargePage / 16 : kLargePage / 2;
     const std::size_t size = at_least >= large ? kLargePage : 4096;
     const std::size_t rounded = (at_least + size - 1) / size * size;

@@ -1,6 +1,6 @@
 """Sampled attention as it is by default: against softmax attention and plain torch, and memory."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -176,9 +176,8 @@ def memory_alone(length):
     backward reuses what the forward keeps.
     """
     first = inputs(1, requires_grad=True)
-    before = threading.Thread(target=of_pass(yoso, BACKWARD, first))
-    before.start()
-    before.join()
+    with ThreadPoolExecutor(1) as before:
+        before.submit(lambda: of_pass(yoso, BACKWARD, first)()).result()
     tensors = inputs(length, requires_grad=True)
     grad_out = torch.ones_like(tensors[0])
     kept = {}

@@ -140,8 +140,7 @@ LSHKIT_INLINE auto alternate(V a, V b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((I & 1) * n + I / 2)...);
 }
 
-// Codes and weights of the four probes of as many pairs as there are own codes: own, words their
-// margins with the numbers of two bits.
+// The four codes of each pair. words: its two margins, with the numbers of their bits.
 template <class Numbers, class Words>
 LSHKIT_INLINE auto codes_of_four(Numbers own, Words words, Numbers last) {
   constexpr auto lanes = std::make_index_sequence<2 * sizeof(Numbers) / sizeof(own[0])>{};
@@ -151,7 +150,8 @@ LSHKIT_INLINE auto codes_of_four(Numbers own, Words words, Numbers last) {
   const Numbers first = (own | own << 16) ^ (0x10000u << bits);
   return alternate(first, first ^ (0x10001u << others), lanes);
 }
-// Of half of the pairs, those from First on, in four lanes each; of three probes the last is none.
+// Of half of the pairs, those from First on, in four lanes each; of three probes the last is
+// unused.
 template <int Probes, int First, std::size_t... I>
 LSHKIT_INLINE Vec<float> weights_of(Vec<float> stays, Vec<float> flips,
                                     std::index_sequence<I...> lanes) {
@@ -261,6 +261,14 @@ LSHKIT_INLINE void transpose_quarters(Vec<float> (&r)[4]) {
   r[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
 }
 
+// Probes that are made, and reduced, of four rows and eight hashes at a time, each hash a part of
+// its own.
+template <int Probes>
+constexpr bool kFourRows = Probes == 3 || Probes == 4;
+LSHKIT_INLINE bool hashes_fill_registers(const ProbeRows& p) {
+  return p.part == 1 && p.group % (kLanes<float> / 2) == 0;
+}
+
 // Three or four probes of each of four rows, in four lanes of a register, one row after the other
 // in memory. Of three, the fourth lane is read as 0 and not written.
 template <int Probes>
@@ -282,9 +290,7 @@ LSHKIT_INLINE void store_rows_of(std::uint16_t* p, __m256i v) {
   _mm256_mask_storeu_epi16(p, 0xfff, _mm256_permutexvar_epi16(from, v));
 }
 
-// Three or four probes of four rows and as many hashes as fill registers, each hash a part of its
-// own: what these have side by side, by hash, is moved to where it lies by row. Returns how many
-// rows.
+// What a row has side by side, by hash, is moved to where it lies by row. Returns how many rows.
 template <int Probes, class Own>
 LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std::uint16_t* codes,
                                          float* weights) {
@@ -369,8 +375,8 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
   const Vec<float> twice = broadcast(2 * p.sharpness);
   index_t begin = 0;
 #if defined(LSHKIT_ISA_AVX512)
-  if constexpr ((Probes == 3 || Probes == 4) && sizeof(Code) == 2)
-    if (p.part == 1 && p.group % 8 == 0 && !p.valid)
+  if constexpr (kFourRows<Probes> && sizeof(Code) == 2)
+    if (hashes_fill_registers(p) && !p.valid)  // where tables ask, masks are theirs
       begin = expand_four_rows<Probes>(p, all_own, probe_codes, weights);
 #endif
   for (index_t row = begin; row < p.rows; row += tile)
@@ -564,8 +570,8 @@ double reduce(const ProbeRows& p, const float* weights, const float* weight_grad
   double total = 0;
   index_t begin = 0;
 #if defined(LSHKIT_ISA_AVX512)
-  if constexpr (Probes == 3 || Probes == 4)
-    if (p.part == 1 && p.group % 8 == 0)
+  if constexpr (kFourRows<Probes>)
+    if (hashes_fill_registers(p))
       begin = reduce_four_rows<Probes>(p, weights, weight_grads, margin_grads, margin_grad_stride,
                                        total);
 #endif

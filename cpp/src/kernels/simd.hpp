@@ -159,7 +159,7 @@ LSHKIT_INLINE V blend_others(V a, V b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) - Step : int(I) + Step)...);
 }
 
-// Lane i is the sum of the lanes of r[i]. A blend takes less than a shuffle of two registers.
+// Lane i is the sum of the lanes of r[i]: a blend and a shuffle of two registers for each pair.
 template <int Count, class T>
 LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
   if constexpr (Count == 1) {

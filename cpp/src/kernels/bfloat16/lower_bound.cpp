@@ -132,8 +132,8 @@ void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bf
   // Zeros in the columns of no key; the last key again would do, but for a NaN.
   transpose_words({keys.a, depth, keys.rows}, nk, depth, width, w.value_t);
   for (index_t i = 0; i < nq * width; i += 16) _mm512_storeu_ps(w.pair + i, __m512{});
-  add_dots(nq, width, depth, {queries.a, depth, queries.rows}, 1, w.value_t, width,
-           {w.pair, width}, *w.ahead);
+  add_dots(nq, width, depth, {queries.a, depth, queries.rows}, 1, w.value_t, width, {w.pair, width},
+           *w.ahead);
   if (p.query_grad.data) {
     for (index_t i = 0; i < nq * width; i += 16)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(w.weight + i / 2),
