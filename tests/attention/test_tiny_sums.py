@@ -1,4 +1,4 @@
-"""normalize="l2" gives sums of any size their direction, and zeros only to sums of zero."""
+"""Sums of any size: "l2" gives them their direction, and gradients stay finite."""
 
 import numpy as np
 import pytest
@@ -105,3 +105,17 @@ def test_sums_of_zero_stay_zero(estimator):
     case = attention_inputs(20, d=16)
     out, *gradients = attend(case, 0.0, estimator)
     assert (out == 0).all() and all((g == 0).all() for g in gradients)
+
+
+# A query that meets keys with the smallest weights alone: their sum is near the smallest number.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sharpness", [20.0, 50.0, 100.0])
+def test_gradients_of_tiny_sums_of_weights_are_finite(sharpness, dtype):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value, grad_out = torch.randn(4, 1, 1, 512, 64, generator=generator)
+    key = key[..., :1, :].expand_as(key)
+    inputs = [x.to(dtype).requires_grad_() for x in (query, key.contiguous(), value)]
+    estimator = Soft(n_bits=4, n_hashes=1, n_probes=16, sharpness=sharpness)
+    out = yoso_attention(*inputs, estimator=estimator, normalize="sum", seed=1)
+    for gradient in torch.autograd.grad(out, inputs, grad_out.to(dtype)):
+        assert gradient.isfinite().all()

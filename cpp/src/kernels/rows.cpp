@@ -163,17 +163,22 @@ void by_sum(Matrix<T> y, const T* sums) {
       scale(1 / sums[i], y.row(i), y.columns);
 }
 
-// d(y / |y|): (g - (g . u) u) / |y|. Sums of many of these must not overflow, so that |y| counts as
-// 2^-100 (float) or 2^-1000 (double) where it is smaller.
+// The reciprocal of a norm, or of a sum of weights, in a gradient. Sums of many such gradients must
+// not overflow, so that it counts as 2^-100 (float) or 2^-1000 (double) where it is smaller.
+template <class T>
+LSHKIT_INLINE T within_sums(T reciprocal) {
+  constexpr T kLargest = sizeof(T) == 4 ? T(0x1p100) : T(0x1p1000);
+  return reciprocal > kLargest ? kLargest : reciprocal;
+}
+
+// d(y / |y|): (g - (g . u) u) / |y|
 template <class T>
 void l2_backward(Matrix<const T> grad, Matrix<T> y) {
-  constexpr T kLargest = sizeof(T) == 4 ? T(0x1p100) : T(0x1p1000);
   for (index_t i = 0; i < y.rows; ++i) {
     T* row = y.row(i);
     const ScaledNorm<T> length = to_unit(row, y.columns, dot(row, row, y.columns));
     if (length.norm == 0) continue;
-    const T reciprocal = 1 / length.norm * length.factor;
-    const T inverse = reciprocal > kLargest ? kLargest : reciprocal;
+    const T inverse = within_sums(1 / length.norm * length.factor);
     const T along = dot(grad.row(i), static_cast<const T*>(row), y.columns);
     combine(-along * inverse, row, inverse, grad.row(i), y.columns);
   }
@@ -190,8 +195,8 @@ void sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) {
       clear(row, y.columns);
       continue;
     }
-    const T inverse = 1 / sums[i];
-    bias[i] = -dot(grad.row(i), static_cast<const T*>(row), y.columns) * inverse * inverse;
+    const T reciprocal = 1 / sums[i], inverse = within_sums(reciprocal);
+    bias[i] = -dot(grad.row(i), static_cast<const T*>(row), y.columns) * reciprocal * inverse;
     combine(T(0), row, inverse, grad.row(i), y.columns);
   }
 }

@@ -22,11 +22,10 @@ struct ScaledNorm {
 __device__ inline float factor_of_square(float square) {
   return square <= 1e-30f ? 0x1p100f : square >= 1e30f ? 0x1p-100f : 1;
 }
-// 1 / |y| in the gradient of y / |y|. Sums of many of these must not overflow, so that |y| counts
-// as 2^-100 where it is smaller.
-__device__ inline float inverse_of(const ScaledNorm& length) {
-  const float inverse = 1 / length.norm * length.factor;
-  return inverse > 0x1p100f ? 0x1p100f : inverse;
+// The reciprocal of a norm, or of a sum of weights, in a gradient. Sums of many such gradients must
+// not overflow, so that it counts as 2^-100 where it is smaller.
+__device__ inline float within_sums(float reciprocal) {
+  return reciprocal > 0x1p100f ? 0x1p100f : reciprocal;
 }
 
 // Rows (batch, heads, n_rows, columns) and how they are dealt out.
@@ -275,7 +274,7 @@ __global__ void __launch_bounds__(kRowThreads, Eights ? 4 : 2)
       none = none || length.norm == 0;
       factor = length.factor;
       unit = 1 / length.norm;
-      inverse = inverse_of(length);
+      inverse = within_sums(1 / length.norm * length.factor);
       product = 0;  // of the unit vector: the other may have left the range of floats
       for (index_t first = 0; first < a.columns; first += r.step()) {
         if (!r.in_registers()) {
@@ -289,7 +288,8 @@ __global__ void __launch_bounds__(kRowThreads, Eights ? 4 : 2)
     } else if (a.normalize == Normalize::sum) {
       const float sum = !r.exists() ? 1 : Kept ? divisor : a.sums[sums + a.columns];
       none = none || vanishes(sum);
-      inverse = 1 / sum;
+      unit = 1 / sum;
+      inverse = within_sums(unit);
       product = 0;
       for (index_t first = 0; first < a.columns; first += r.step()) {
         if (!r.in_registers()) {
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kRowThreads, Eights ? 4 : 2)
         }
         LSHKIT_UNROLL
         for (int k = 0; k < kHeld; ++k)
-          product += rounded(g[k] * inverse, a.significand) * (y[k] * inverse);
+          product += rounded(g[k] * inverse, a.significand) * (y[k] * unit);
       }
       bias = r.sum(product);
       bias = none ? 0 : -bias;
