@@ -1,29 +1,12 @@
-// From a row's margins to the weights of its probes, and back. The exponentials of a row are taken
+// From a row's margins to the codes and weights of its probes. The exponentials of a row are taken
 // a register at a time; a pair of row and hash is then a few products.
-#if defined(LSHKIT_ISA_AVX512)
-#include <immintrin.h>
-#endif
+#include "probes.hpp"
 
 #include "exponential.hpp"
-#include "kernels.hpp"
-#include "margins.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
-
-typedef float Four __attribute__((vector_size(16)));
-typedef float Eight __attribute__((vector_size(32)));
-
-// ceil(log2 Probes)
-template <int Probes>
-constexpr int kSelected = Probes <= 1   ? 0
-                          : Probes <= 2 ? 1
-                          : Probes <= 4 ? 2
-                          : Probes <= 8 ? 3
-                                        : 4;
-constexpr index_t kAhead = 48;  // rows to prefetch ahead
-constexpr index_t kRun = 1024;  // margins whose exponentials are kept, a multiple of every register
 
 // The own code with the bits of a = 0 .. 3 flipped.
 template <class Code>
@@ -202,20 +185,6 @@ LSHKIT_INLINE index_t expand_registers(const Own* own, const float* margins, int
   return h;
 }
 
-// body(h, count, at, stride) for the hashes [first, first + count) of a run, as many at a time as
-// lie together: the probes of row i and hash h are at + i * stride.
-template <class Body>
-LSHKIT_INLINE void each_part(const ProbeRows& p, index_t t, index_t first, index_t count,
-                             const Body& body) {
-  for (index_t h = first; h < first + count;) {
-    const index_t begin = h / p.part * p.part, end = smaller(begin + p.part, p.group);
-    const index_t here = smaller(first + count, end) - h;
-    const index_t stride = p.part < p.group ? (end - begin) * t : p.probe_stride;
-    body(h, here, begin * p.rows * t + (h - begin) * t, stride);
-    h += here;
-  }
-}
-
 // One row after the other: how far its codes, exponentials and probes are from the next one's.
 struct RowSteps {
   index_t own, powers, probes;
@@ -249,47 +218,6 @@ LSHKIT_NOINLINE void write_rows(index_t rows, index_t count, index_t t, index_t 
 }
 
 #if defined(LSHKIT_ISA_AVX512)
-// Quarter q of register r to quarter r of register q.
-LSHKIT_INLINE void transpose_quarters(Vec<float> (&r)[4]) {
-  const Vec<float> a = _mm512_shuffle_f32x4(r[0], r[1], 0x44);
-  const Vec<float> b = _mm512_shuffle_f32x4(r[0], r[1], 0xee);
-  const Vec<float> c = _mm512_shuffle_f32x4(r[2], r[3], 0x44);
-  const Vec<float> d = _mm512_shuffle_f32x4(r[2], r[3], 0xee);
-  r[0] = _mm512_shuffle_f32x4(a, c, 0x88);
-  r[1] = _mm512_shuffle_f32x4(a, c, 0xdd);
-  r[2] = _mm512_shuffle_f32x4(b, d, 0x88);
-  r[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
-}
-
-// Probes that are made, and reduced, of four rows and eight hashes at a time, each hash a part of
-// its own.
-template <int Probes>
-constexpr bool kFourRows = Probes == 3 || Probes == 4;
-LSHKIT_INLINE bool hashes_fill_registers(const ProbeRows& p) {
-  return p.part == 1 && p.group % (kLanes<float> / 2) == 0;
-}
-
-// Three or four probes of each of four rows, in four lanes of a register, one row after the other
-// in memory. Of three, the fourth lane is read as 0 and not written.
-template <int Probes>
-LSHKIT_INLINE Vec<float> load_rows_of(const float* p) {
-  if constexpr (Probes == 4) return load(p);
-  const __m512i from = _mm512_setr_epi32(0, 1, 2, 0, 3, 4, 5, 0, 6, 7, 8, 0, 9, 10, 11, 0);
-  return _mm512_maskz_permutexvar_ps(0x7777, from, _mm512_maskz_loadu_ps(0xfff, p));
-}
-template <int Probes>
-LSHKIT_INLINE void store_rows_of(float* p, Vec<float> v) {
-  if constexpr (Probes == 4) return store(p, v);
-  const __m512i from = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
-  _mm512_mask_storeu_ps(p, 0xfff, _mm512_permutexvar_ps(from, v));
-}
-template <int Probes>
-LSHKIT_INLINE void store_rows_of(std::uint16_t* p, __m256i v) {
-  if constexpr (Probes == 4) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
-  const __m256i from = _mm256_setr_epi16(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
-  _mm256_mask_storeu_epi16(p, 0xfff, _mm256_permutexvar_epi16(from, v));
-}
-
 // What a row has side by side, by hash, is moved to where it lies by row. Returns how many rows.
 template <int Probes, class Own>
 LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std::uint16_t* codes,
@@ -416,199 +344,6 @@ void expand_any(const ProbeRows& p, const Own* own, Code* probe_codes, float* we
       p.n_probes, [&](auto probes) { expand<probes.value>(p, own, probe_codes, weights); });
 }
 
-LSHKIT_INLINE Four load4(const float* p) {
-  Four v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-LSHKIT_INLINE Four add_pairs(Four v) { return v + __builtin_shufflevector(v, v, 1, 0, 3, 2); }
-LSHKIT_INLINE Four add_halves(Four v) { return v + __builtin_shufflevector(v, v, 2, 3, 0, 1); }
-
-// With logits -sum of u_k over the flipped k, u = 2 sharpness margin: d loss / d u_k is the sum
-// over the probes with k flipped of w_a (s - g_a), s = sum of w g. to[k]: of one pair.
-template <int T>
-LSHKIT_INLINE void logit_gradient(const float* w, const float* g, index_t t, int n_selected,
-                                  float* to) {
-  if (T) t = T;
-  if (t == 2) {
-    to[0] = w[0] * w[1] * (g[0] - g[1]);
-    return;
-  }
-  if (t == 3) {  // as four of which the last has no weight
-    const float four_w[4] = {w[0], w[1], w[2], 0}, four_g[4] = {g[0], g[1], g[2], 0};
-    return logit_gradient<4>(four_w, four_g, 4, 2, to);
-  }
-  if (t % 4) {
-    float s = 0;
-    for (index_t a = 0; a < t; ++a) s += w[a] * g[a];
-    for (int k = 0; k < n_selected; ++k) {
-      const index_t half = index_t(1) << k;
-      float sum = 0;
-      for (index_t base = half; base < t; base += 2 * half)
-        for (index_t a = base; a < smaller(base + half, t); ++a) sum += w[a] * (s - g[a]);
-      to[k] = sum;
-    }
-    return;
-  }
-  Four s = load4(w) * load4(g);
-  for (index_t a = 4; a < t; a += 4) s += load4(w + a) * load4(g + a);
-  s = add_halves(add_pairs(s));
-  Four all = load4(w) * (s - load4(g));
-  for (index_t a = 4; a < t; a += 4) all += load4(w + a) * (s - load4(g + a));
-  const Four two =
-      __builtin_shufflevector(all, all, 1, 2, 1, 2) + __builtin_shufflevector(all, all, 3, 3, 3, 3);
-  std::memcpy(to, &two, 2 * sizeof(float));
-  for (int k = 2; k < n_selected; ++k) {
-    const index_t half = index_t(1) << k;
-    Four sum = {};
-    for (index_t base = half; base < t; base += 2 * half)
-      for (index_t a = base; a < smaller(base + half, t); a += 4)
-        sum += load4(w + a) * (s - load4(g + a));
-    to[k] = add_halves(add_pairs(sum))[0];
-  }
-}
-// The same of pairs of four probes side by side: the first two of four lanes are the pair's.
-template <std::size_t... I>
-LSHKIT_INLINE Vec<float> logit_gradients_of_four(Vec<float> weight, Vec<float> grad,
-                                                 std::index_sequence<I...>) {
-  Vec<float> s = weight * grad;
-  s += __builtin_shufflevector(s, s, int(I ^ 1)...);
-  s += __builtin_shufflevector(s, s, int(I ^ 2)...);
-  const Vec<float> all = weight * (s - grad);
-  return __builtin_shufflevector(all, all, int(I / 4 * 4 + 1 + I % 2)...) +
-         __builtin_shufflevector(all, all, int(I / 4 * 4 + 3)...);
-}
-LSHKIT_INLINE Vec<float> logit_gradients_of_four(Vec<float> weight, Vec<float> grad) {
-  return logit_gradients_of_four(weight, grad, std::make_index_sequence<kLanes<float>>{});
-}
-// As many as fill registers: returns how many. The results are out_step from one pair to the next.
-LSHKIT_INLINE index_t four_logit_gradients(index_t pairs, const float* w, const float* g,
-                                           float* out, index_t out_step) {
-  constexpr int n = kLanes<float>, at_once = n / 4;
-  index_t i = 0;
-  for (; i + at_once <= pairs; i += at_once, out += at_once * out_step) {
-    float results[n];
-    store(results, logit_gradients_of_four(load(w + 4 * i), load(g + 4 * i)));
-    LSHKIT_UNROLL
-    for (int k = 0; k < at_once; ++k)
-      std::memcpy(out + k * out_step, results + 4 * k, 2 * sizeof(float));
-  }
-  return i;
-}
-template <int Probes>
-LSHKIT_NOINLINE void logit_gradients(index_t rows, index_t count, index_t t, index_t r,
-                                     index_t probe_stride, index_t out_stride, const float* w,
-                                     const float* g, float* out) {
-  if (Probes) t = Probes, r = kSelected<Probes>;
-  if constexpr (Probes == 4) {
-    if (count == 1 && probe_stride == t) {
-      const index_t done = four_logit_gradients(rows, w, g, out, out_stride);
-      rows -= done;
-      w += done * t;
-      g += done * t;
-      out += done * out_stride;
-    }
-  }
-  for (index_t i = 0; i < rows; ++i, w += probe_stride, g += probe_stride, out += out_stride)
-    for (index_t h = 0; h < count; ++h)
-      logit_gradient<Probes>(w + h * t, g + h * t, t, int(r), out + h * r);
-}
-
-#if defined(LSHKIT_ISA_AVX512)
-// The way back of expand_four_rows; adds to the gradient of the sharpness.
-template <int Probes>
-LSHKIT_NOINLINE index_t reduce_four_rows(const ProbeRows& p, const float* weights,
-                                         const float* weight_grads, float* margin_grads,
-                                         index_t margin_grad_stride, double& total) {
-  constexpr int n = kLanes<float>, hashes = n / 2, rows = 4;
-  const Vec<float> twice = broadcast(2 * p.sharpness);
-  const float* margins = p.margins + p.first_hash * 2;
-  index_t row = 0;
-  for (; row + rows <= p.rows;
-       row += rows, weights += Probes * rows, weight_grads += Probes * rows) {
-    Vec<float> sums[rows] = {};
-    for (index_t h = 0; h < p.group; h += hashes) {
-      Vec<float> pairs[hashes], by_row[rows];
-      LSHKIT_UNROLL
-      for (int k = 0; k < hashes; ++k) {
-        const index_t at = (h + k) * p.rows * Probes;
-        pairs[k] = logit_gradients_of_four(load_rows_of<Probes>(weights + at),
-                                           load_rows_of<Probes>(weight_grads + at));
-      }
-      LSHKIT_UNROLL
-      for (int k = 0; k < rows; ++k)  // two numbers of two hashes side by side
-        by_row[k] = Vec<float>(
-            _mm512_unpacklo_pd(_mm512_castps_pd(pairs[2 * k]), _mm512_castps_pd(pairs[2 * k + 1])));
-      transpose_quarters(by_row);
-      LSHKIT_UNROLL
-      for (int r = 0; r < rows; ++r) {
-        const index_t i = row + r;
-        const float* of_row = margins + (i * p.n_hashes + h) * 2;
-        float* to = margin_grads + i * margin_grad_stride + h * 2;
-        if (i + kAhead < p.rows) prefetch(of_row + kAhead * p.n_hashes * 2);
-        if (p.valid && !p.valid[i]) {
-          store(to, Vec<float>{});
-          continue;
-        }
-        const Vec<float> margin = load(of_row);
-        sums[r] += by_row[r] * without_bits(margin);
-        store(to, with_bits_of(margin, by_row[r] * twice));
-      }
-    }
-    for (int r = 0; r < rows; ++r) total += double(sum_lanes(sums[r]));
-  }
-  return row;
-}
-#endif
-
-template <int Probes>
-double reduce(const ProbeRows& p, const float* weights, const float* weight_grads,
-              float* margin_grads, index_t margin_grad_stride) {
-  const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;
-  const index_t n = p.group * r, tile = larger(kRun / n, 1);
-  const Vec<float> twice = broadcast(2 * p.sharpness);
-  double total = 0;
-  index_t begin = 0;
-#if defined(LSHKIT_ISA_AVX512)
-  if constexpr (kFourRows<Probes>)
-    if (hashes_fill_registers(p))
-      begin = reduce_four_rows<Probes>(p, weights, weight_grads, margin_grads, margin_grad_stride,
-                                       total);
-#endif
-  for (index_t first = begin; first < p.rows; first += tile) {
-    const index_t last = smaller(first + tile, p.rows);
-    each_part(p, t, 0, p.group, [&](index_t hash, index_t here, index_t at, index_t stride) {
-      at += first * stride;
-      logit_gradients<Probes>(last - first, here, t, r, stride, margin_grad_stride, weights + at,
-                              weight_grads + at,
-                              margin_grads + first * margin_grad_stride + hash * r);
-    });
-    for (index_t i = first; i < last; ++i) {
-      float* out = margin_grads + i * margin_grad_stride;
-      if (p.valid && !p.valid[i]) {
-        std::memset(out, 0, sizeof(float) * n);
-        continue;
-      }
-      const float* margins = p.margins + (i * p.n_hashes + p.first_hash) * r;
-      if (i + kAhead < p.rows) prefetch(margins + kAhead * p.n_hashes * r);
-      Vec<float> sum = {};
-      index_t c = 0;
-      for (; c + kLanes<float> <= n; c += kLanes<float>) {
-        const Vec<float> v = load(out + c), margin = load(margins + c);
-        sum += v * without_bits(margin);
-        store(out + c, with_bits_of(margin, v * twice));
-      }
-      if (const int left = int(n - c); left > 0) {
-        const Vec<float> v = load_first(out + c, left), margin = load_first(margins + c, left);
-        sum += v * without_bits(margin);
-        store_first(out + c, with_bits_of(margin, v * twice), left);
-      }
-      total += double(sum_lanes(sum));
-    }
-  }
-  return 2 * total;
-}
-
 }  // namespace
 
 void expand_probes(const ProbeRows& p, int probe_code_bytes, void* probe_codes, float* weights) {
@@ -620,14 +355,6 @@ void expand_probes(const ProbeRows& p, int probe_code_bytes, void* probe_codes, 
     expand_any(p, bytes, static_cast<std::uint16_t*>(probe_codes), weights);
   else
     expand_any(p, words, static_cast<std::uint16_t*>(probe_codes), weights);
-}
-
-double reduce_probes(const ProbeRows& p, const float* weights, const float* weight_grads,
-                     float* margin_grads, index_t margin_grad_stride) {
-  if (p.n_probes == 1) return 0;
-  return with_constant<2, 3, 4, 8, 16>(p.n_probes, [&](auto probes) {
-    return reduce<probes.value>(p, weights, weight_grads, margin_grads, margin_grad_stride);
-  });
 }
 
 }  // namespace LSHKIT_ISA
