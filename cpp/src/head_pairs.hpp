@@ -20,12 +20,12 @@ class HeadPairs {
     const index_t probes = s.key.rows * s.key.n_probes;
     const index_t row_bytes = std::min(s.values.stride * index_t(sizeof(T)), kPage);
     const bool causal = s.order == Order::causal;
-    const bool cheap = s.n_buckets <= 4096 && (causal || !s.fast);
+    const bool cheap = s.n_buckets <= 4096 && !short_tables(s);
     const index_t seen = causal ? probes / 2 : probes;  // in the mean, of as many queries
     return s.order != Order::reversed && s.query.rows > 0 && s.values.columns > 0 && probes > 0 &&
            probes <= kMostKeyProbes && s.query.rows * s.query.n_probes <= kMostQueryProbes &&
            most_of(s, kHashes) <= kMostPairs && s.key.rows * row_bytes <= kMostPages * kPage &&
-           4 * seen * s.query.n_probes <= (cheap ? 4 : 3) * level_pairs(s) * s.n_buckets;
+           4 * seen * s.query.n_probes <= (cheap ? 4 : 3) * level_pairs(s, s.n_buckets);
   }
 
   HeadPairs(const WeightedHead<T>& s, bool gradients)
@@ -50,9 +50,9 @@ class HeadPairs {
     s_.key.probes(run(key_rows_), 1, key_codes_, key_weights_);
     key_weights_[batch_.group * key_rows_ * s_.key.n_probes] = 0;  // of no key
     // Causal: with room from the start on, and no more of a hash in the end than most_of.
-    const index_t level = level_pairs(s_);
-    p_.most_of_query = p_.causal ? level : 0;
-    p_.most = p_.causal ? level * s_.query.rows : most_of(s_, batch_.group);
+    p_.most_of_query = p_.causal ? std::max<index_t>(level_pairs(s_, 1), 1) : 0;
+    p_.most =
+        p_.causal ? most_of(s_, 1) - p_.most_of_query * s_.query.rows : most_of(s_, batch_.group);
     query_rows_ = p_.query.rows = kernels().typed<T>().find_pairs(p_);
     // What gradients are laid out by, all rows, changes only where nobody goes on to gradients.
     if (query_rows_ < s_.query.rows) key_rows_ = std::min(key_rows_, query_rows_);
@@ -80,14 +80,25 @@ class HeadPairs {
   // addresses of. Beyond, the gradient by pairs takes twice as long as by tables (Zen 3).
   static constexpr index_t kPage = 4096, kMostPages = 512;
 
-  // Of a query and hash, so many that tables would take as long: their rows are visited three times
-  // as often, to be added to and to be read.
-  static index_t level_pairs(const WeightedHead<T>& s) {
-    return (s.query.n_probes + 2 * s.key.n_probes) / 3;
+  static constexpr index_t kFirstPairs = 64;            // of a hash, whatever its level
+  static bool short_tables(const WeightedHead<T>& s) {  // of 16 bits, where sums fit them
+    return s.fast && s.order != Order::causal;
+  }
+  // Of so many queries and a hash, so many that tables would take as long: 4 of a query with 4
+  // probes and 64 columns. Tables' rows are visited three times as often, to be added to and to be
+  // read, and take less time for fewer columns, where finding pairs does not: their number falls as
+  // that of slices, and as its square where tables have masks. Those of 16 bits have two at least.
+  static index_t level_pairs(const WeightedHead<T>& s, index_t queries) {
+    const bool shorts = short_tables(s);
+    const index_t all = slice_count<T>(s.values.columns);
+    const index_t slices = std::min<index_t>(shorts ? (all + 1) / 2 * 2 : all, 5);
+    const index_t least = !kernels().masks_rows() ? 4 : shorts ? 3 : 2;
+    const index_t work = slices * std::max(slices, least);
+    return (s.query.n_probes + 2 * s.key.n_probes) * work * queries / 48;
   }
   // So many take longer than tables, but not longer than pairs in vain and tables.
   static index_t most_of(const WeightedHead<T>& s, index_t hashes) {
-    return 2 * level_pairs(s) * s.query.rows * hashes;
+    return hashes * (level_pairs(s, 2 * s.query.rows) + kFirstPairs);
   }
 
   ProbeRun run(index_t rows) const { return {0, rows, batch_.hash, batch_.group}; }

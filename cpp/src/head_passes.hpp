@@ -104,9 +104,12 @@ class HeadPasses {
     const index_t rows = std::max(head.query.rows, head.key.rows);
     const index_t row_bytes =
         std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
-    compact_ = BucketSlots::pay(most, head.n_buckets) && rows * row_bytes <= kProbeBytes;
+    masked_ = kernels().masks_rows() &&
+              std::max(most, head.query.rows * head.query.n_probes) < kDenseProbes * head.n_buckets;
+    // Beside masks, slots take less time where a table has less than one probe for 8 rows.
+    compact_ = BucketSlots::pay(masked_ ? 4 * most : most, head.n_buckets) &&
+               rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
-    masked_ = std::max(most, head.query.rows * head.query.n_probes) < kDenseProbes * head.n_buckets;
     // A pass's tables take half of the L2 cache, beside the rows that stream through it, those of
     // two slices all of it: codes and weights are gone through half as often, in 512 KB for 0.93 of
     // the time. More than kMostTables take longer where it is larger, too: 1.2 times, 1 MB of 2.
@@ -286,7 +289,9 @@ class HeadPasses {
   index_t table_slices() const { return kFast ? std::min<index_t>(at_once_, chunk_) : chunk_; }
   void empty_tables() const {
     const index_t slices = std::min(table_slices(), chunk_last_ - chunk_first_);
-    kernels().empty_table(table_, used_, group_ * table_rows_ * slices, kSliceBytes);
+    const std::size_t rows = group_ * table_rows_ * slices;
+    used_ ? std::memset(used_, 0, rows * sizeof(*used_))
+          : std::memset(table_, 0, rows * kSliceBytes);
   }
   // Empty tables, and slots of the keys of these hashes.
   void begin(index_t hash, index_t group) {

@@ -16,11 +16,12 @@ struct Problem {
   int n_buckets;
   index_t uniform = 1 << 20;  // hashes; the codes of the others are 0
   index_t uniform_rows = 1 << 20;
+  int n_codes = 0;  // codes are below it; 0: below n_buckets
 };
 
 template <class Code>
 std::vector<Code> probes_of(const Problem& p, index_t rows, index_t t, unsigned seed) {
-  auto codes = random_codes<Code>(rows * p.m * t, p.n_buckets, seed);
+  auto codes = random_codes<Code>(rows * p.m * t, p.n_codes ? p.n_codes : p.n_buckets, seed);
   for (std::size_t k = 0; k < codes.size(); ++k)
     if (index_t(k) / t % p.m >= p.uniform || index_t(k) / t / p.m >= p.uniform_rows) codes[k] = 0;
   return codes;
@@ -231,6 +232,11 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({90, 90, 12, 70, 4, 4, 4096, all, 40}, order, masked, 2);
       check_weighted<float, std::uint16_t>({90, 60, 9, 20, 2, 3, 1024, 8, 30}, order, masked, 1);
       check_weighted<double, std::uint16_t>({60, 90, 9, 9, 4, 4, 1024, all, 1}, order, masked, 1);
+      // Up to as many pairs as there is room for, and more: of few columns they are fewer.
+      for (const int n_codes : {1000, 700, 500, 400, 300, 200})
+        for (const index_t dv : {16, 32, 64})
+          check_weighted<float, std::uint16_t>({90, 90, 9, dv, 4, 4, 4096, all, all, n_codes},
+                                               order, masked, 1);
       // As many keys' probes as have numbers.
       check_weighted<float, std::uint16_t>({2, 13107, 2, 4, 1, 5, 65536}, order, masked, 1);
     }

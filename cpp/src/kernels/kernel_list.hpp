@@ -84,8 +84,9 @@ LSHKIT_KERNEL(void, fast_column_sums, const FloatRows& values, const std::uint8_
               const float* weights, FastColumnSums* sums)
 // False if a bucket left 16 bits at some time: the output may be anything.
 LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
-// Makes a table of weighted sums an empty one: it is cleared, or `used`, a mask for each row, is.
-LSHKIT_KERNEL(void, empty_table, void* table, std::uint16_t* used, index_t rows, index_t row_bytes)
+// Whether tables of weighted sums may have a mask for each row and not be cleared: see
+// used_rows.hpp
+LSHKIT_KERNEL(bool, masks_rows, )
 LSHKIT_TYPED_KERNEL(void, weighted_bucket_sum, const WeightedPass<T>& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_column_sum, const WeightedColumn<T>& column)
 // fast_weighted_add: false if a bucket left 16 bits at some time. fast_factors: rows * scale, each

@@ -3,7 +3,7 @@
 // has been used, and loads take a row that has not for zeros. In 16-bit tables, where all rows
 // are added before any is read, the few that are left are cleared then. Of 4,096 probes in as many
 // buckets clearing all took a fifth of a pass. Where many probes share a bucket masks take longer
-// than that: there, and where an instruction set has no loads by masks, empty_table clears.
+// than that: there, and where an instruction set has no loads by masks, tables are cleared.
 #if defined(LSHKIT_ISA_AVX512)
 #include <immintrin.h>
 #endif

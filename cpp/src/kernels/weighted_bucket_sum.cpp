@@ -227,12 +227,7 @@ void run_column(const WeightedColumn<T>& p) {
 
 }  // namespace
 
-void empty_table(void* table, std::uint16_t* used, index_t rows, index_t row_bytes) {
-  if (kMasksRows && used)
-    std::memset(used, 0, sizeof(RowMask) * rows);
-  else
-    std::memset(table, 0, row_bytes * rows);
-}
+bool masks_rows() { return kMasksRows; }
 
 #define LSHKIT_DEFINE(T)                                                \
   void weighted_bucket_sum(const WeightedPass<T>& p) { run_slices(p); } \
