@@ -50,7 +50,7 @@ class HeadPairs {
     s_.key.probes(run(key_rows_), 1, key_codes_, key_weights_);
     key_weights_[batch_.group * key_rows_ * s_.key.n_probes] = 0;  // of no key
     // Causal: with room from the start on, and no more of a hash in the end than most_of.
-    p_.most_of_query = p_.causal ? std::max<index_t>(level_pairs(s_, 1), 1) : 0;
+    p_.most_of_query = p_.causal ? level_pairs(s_, 1) : 0;
     p_.most =
         p_.causal ? most_of(s_, 1) - p_.most_of_query * s_.query.rows : most_of(s_, batch_.group);
     query_rows_ = p_.query.rows = kernels().typed<T>().find_pairs(p_);
@@ -82,19 +82,21 @@ class HeadPairs {
 
   static constexpr index_t kFirstPairs = 64;            // of a hash, whatever its level
   static bool short_tables(const WeightedHead<T>& s) {  // of 16 bits, where sums fit them
-    return s.fast && s.order != Order::causal;
+    return s.fast && kernels().fast_weighted_add && s.order != Order::causal;
   }
   // Of so many queries and a hash, so many that tables would take as long: 4 of a query with 4
-  // probes and 64 columns. Tables' rows are visited three times as often, to be added to and to be
-  // read, and take less time for fewer columns, where finding pairs does not: their number falls as
-  // that of slices, and as its square where tables have masks. Those of 16 bits have two at least.
+  // probes and 64 columns of floats. Tables' rows are visited three times as often, to be added to
+  // and to be read. They take less time for fewer columns, finding pairs does not: a level falls
+  // with the number of slices, and where tables have masks with its square, but not below that of
+  // `least`. Tables of 16 bits have an even number. From 5 slices on no more was gained.
   static index_t level_pairs(const WeightedHead<T>& s, index_t queries) {
     const bool shorts = short_tables(s);
     const index_t all = slice_count<T>(s.values.columns);
     const index_t slices = std::min<index_t>(shorts ? (all + 1) / 2 * 2 : all, 5);
     const index_t least = !kernels().masks_rows() ? 4 : shorts ? 3 : 2;
     const index_t work = slices * std::max(slices, least);
-    return (s.query.n_probes + 2 * s.key.n_probes) * work * queries / 48;
+    constexpr index_t kUnit = 4 * 4 * 3;  // of 4 slices, and of three times as many probes
+    return (s.query.n_probes + 2 * s.key.n_probes) * work * queries / kUnit;
   }
   // So many take longer than tables, but not longer than pairs in vain and tables.
   static index_t most_of(const WeightedHead<T>& s, index_t hashes) {

@@ -106,8 +106,9 @@ class HeadPasses {
         std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
     masked_ = kernels().masks_rows() &&
               std::max(most, head.query.rows * head.query.n_probes) < kDenseProbes * head.n_buckets;
-    // Beside masks, slots take less time where a table has less than one probe for 8 rows.
-    compact_ = BucketSlots::pay(masked_ ? 4 * most : most, head.n_buckets) &&
+    // Slots pay up to one probe for 2 rows, beside masks up to one for 8 while a table is small.
+    const bool small = head.n_buckets * kSliceBytes <= kMostTables;
+    compact_ = BucketSlots::pay(masked_ && small ? 4 * most : most, head.n_buckets) &&
                rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
     // A pass's tables take half of the L2 cache, beside the rows that stream through it, those of

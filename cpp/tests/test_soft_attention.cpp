@@ -223,7 +223,7 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({60, 70, 12, 70, 4, 4, 1024, 8}, order, masked, 2);
       check_weighted<float, std::uint16_t>({70, 60, 20, 40, 2, 3, 1024, 16}, order, masked, 1);
       check_weighted<float, std::uint16_t>({30, 30, 2, 35, 3, 20, 65536, 0}, order, masked, 1);
-      check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 1024, 8}, order, masked, 1);
+      check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 2048, 8}, order, masked, 1);
       check_weighted<float, std::uint16_t>({40, 2, 9, 16, 200, 1, 4096, 0}, order, masked, 1);
       check_weighted<float, std::uint16_t>({60, 90, 20, 20, 4, 4, 4096}, order, masked, 1);
       check_weighted<float, std::uint16_t>({90, 60, 20, 20, 4, 4, 4096}, order, masked, 2);
@@ -231,14 +231,18 @@ TEST(weighted_sums_equal_all_pairs) {
       const index_t all = 1 << 20;
       check_weighted<float, std::uint16_t>({90, 90, 12, 70, 4, 4, 4096, all, 40}, order, masked, 2);
       check_weighted<float, std::uint16_t>({90, 60, 9, 20, 2, 3, 1024, 8, 30}, order, masked, 1);
-      check_weighted<double, std::uint16_t>({60, 90, 9, 9, 4, 4, 1024, all, 1}, order, masked, 1);
+      check_weighted<double, std::uint16_t>({60, 90, 9, 9, 4, 4, 2048, all, 1}, order, masked, 1);
       // Up to as many pairs as there is room for, and more: of few columns they are fewer.
-      for (const int n_codes : {1000, 700, 500, 400, 300, 200})
+      for (const int n_codes : {1000, 700, 500, 400, 300, 200, 100})
         for (const index_t dv : {16, 32, 64})
           check_weighted<float, std::uint16_t>({90, 90, 9, dv, 4, 4, 4096, all, all, n_codes},
                                                order, masked, 1);
+      // Less than one pair for each query, of few probes and columns.
+      for (const int n_codes : {1024, 256, 64, 16})
+        check_weighted<float, std::uint16_t>({200, 170, 9, 16, 2, 1, 1024, all, all, n_codes},
+                                             order, masked, 1);
       // As many keys' probes as have numbers.
-      check_weighted<float, std::uint16_t>({2, 13107, 2, 4, 1, 5, 65536}, order, masked, 1);
+      check_weighted<float, std::uint16_t>({2, 13107, 2, 36, 1, 5, 65536}, order, masked, 1);
     }
 }
 

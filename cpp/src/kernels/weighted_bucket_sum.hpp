@@ -17,8 +17,8 @@ struct WeightedRows {
 };
 // add's rows go into the table, weight * row to each of its slots; read's rows take from it sum_i =
 // scale * the weighted sum of its table rows, and dots_ik = scale * the dot product of row i with
-// the table row of its probe k. The table is empty, or used no row, at first. In the orders causal
-// and reversed, row i is added before row i reads.
+// the table row of its probe k. Before the first rows the table is zeros, or none of its rows is
+// used. In the orders causal and reversed, row i is added before row i reads.
 template <class T>
 struct WeightedPass {
   T* table;             // rows of slices * kSliceBytes, aligned to 64
