@@ -80,7 +80,7 @@ class HeadPairs {
   // addresses of. Beyond, the gradient by pairs takes twice as long as by tables (Zen 3).
   static constexpr index_t kPage = 4096, kMostPages = 512;
 
-  static constexpr index_t kFirstPairs = 64;            // of a hash, whatever its level
+  static constexpr index_t kLeastPairs = 512;           // of a hash, whatever its level
   static bool short_tables(const WeightedHead<T>& s) {  // of 16 bits, where sums fit them
     return s.fast && kernels().fast_weighted_add && s.order != Order::causal;
   }
@@ -100,7 +100,7 @@ class HeadPairs {
   }
   // So many take longer than tables, but not longer than pairs in vain and tables.
   static index_t most_of(const WeightedHead<T>& s, index_t hashes) {
-    return hashes * (level_pairs(s, 2 * s.query.rows) + kFirstPairs);
+    return hashes * std::max(level_pairs(s, 2 * s.query.rows), kLeastPairs);
   }
 
   ProbeRun run(index_t rows) const { return {0, rows, batch_.hash, batch_.group}; }
