@@ -10,30 +10,36 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-// Intel's CPUs with AVX-512 compare codes of 16 bits slowly, beside what lists take there. Not
-// where AVX512-BF16 multiplies: that is AMD's.
-bool compares_slowly(const LowerBoundGradient& p) {
-  return kLanes<float> == 16 && !lshkit::kernels().bfloat16_bucket && p.code_bytes == 2;
+constexpr bool kWide = kLanes<float> == 16;
+// AVX-512 compares codes of 16 bits slowly, beside what lists take there.
+bool compares_slowly(const LowerBoundGradient& p) { return kWide && p.code_bytes == 2; }
+
+// Keys a bucket up to which lists take less time than the other way does. Buckets' products take
+// half as long with AVX-512, twice as long where a mask hides half of them (Zen 4, 11 to 14 bits:
+// 2.2, causal 3.3; with AVX2 3.1 and more than 4).
+index_t most_of_bucket(const LowerBoundGradient& p) {
+  if (lower_bound_pairs_pay(p)) return compares_slowly(p) ? 3 : 2;
+  return (kWide ? 2 : 3) + (p.causal ? 1 : 0);
 }
 
-// Whether lists may be tried. Up to 1,024 keys all pairs are compared in little more time; where
-// that is slow, lists take 0.4 to 0.9 of the time from 512 on, in clusters up to 1.2 times as long.
+// Whether lists may be tried. Up to 1,024 keys all pairs are compared in little more time, but
+// where that is slow: there lists take 0.6 to 0.9 of the time from 512 on, causal from 768.
 bool lists_pay(const LowerBoundGradient& p) {
-  const index_t keys = p.key.rows;
-  const bool short_pays = compares_slowly(p) && !p.causal && keys <= p.n_buckets;
-  return p.query.rows > 0 && keys > (short_pays ? 511 : 1024) &&
-         keys <= 65535 &&  // they have numbers of 16 bits
-         keys <= (lower_bound_pairs_pay(p) ? 2 : 4) * p.n_buckets && p.n_buckets <= 64 * keys;
+  const index_t keys = p.key.rows, least = !compares_slowly(p) ? 1025 : p.causal ? 768 : 512;
+  return p.query.rows > 0 && keys >= least && keys <= 65535 &&  // they have numbers of 16 bits
+         keys <= most_of_bucket(p) * p.n_buckets && p.n_buckets <= 64 * keys;
 }
 
 }  // namespace
 
 // Whether comparing all pairs takes less time than buckets do: up to so many rows, and so many in a
 // bucket. Of causal heads, whose buckets are read in parts, these are more, fewer where tiles take
-// them whole. Of few hashes they are fewer: listing what collides does not take less time, buckets
-// do (4 hashes: 1.5 of the time of buckets at 2,048 rows and at 4,096 causal ones; 8: 1.0).
+// them whole. Of uniform codes of 9 to 11 bits and 4,096 rows they are fewer (1.2 to 1.5 of the
+// time of buckets, Zen 4), of rows in clusters more (0.5 to 0.8). Of few hashes they are fewer:
+// listing what collides does not take less time, buckets do (4 hashes: 1.5 of the time of buckets
+// at 2,048 rows and at 4,096 causal ones; 8: 1.0).
 bool lower_bound_pairs_pay(const LowerBoundGradient& p) {
-  const index_t causal_rows = takes_words(p) ? 3700 : compares_slowly(p) ? 4096 : 8192;
+  const index_t causal_rows = takes_words(p) ? 3700 : 8192;
   const index_t rows = p.n_hashes < 12 ? 1024 : p.causal ? causal_rows : 2048;
   const index_t in_bucket = p.causal ? 32 : 16;
   const index_t most = p.key.rows > p.query.rows ? p.key.rows : p.query.rows;

@@ -32,11 +32,12 @@ struct Scratch {
     search.found = cut.take<std::uint16_t>(search.found_pairs() + 8 * kPairGroup);
     products = cut.take<float>(search.found_pairs() + 4);
   }
-  // So many pairs of a query and hash in the mean, and a half to start with, take no longer than
-  // the other ways.
+  // One pair of a query and hash more in the mean than uniform codes have, and a sixteenth to start
+  // with: rows whose codes crowd collide in many hashes at once, and the other ways take them once.
   void limit(const Problem& p) {
-    search.most_of_query = (lower_bound_pairs_pay(p) ? 3 : 5) * search.group;
-    search.most = p.key.rows * search.group / 2;
+    const index_t uniform = search.group * p.key.rows / ((p.causal ? 2 : 1) * p.n_buckets);
+    search.most_of_query = search.group + uniform;
+    search.most = p.key.rows * search.group / 16;
   }
 };
 
