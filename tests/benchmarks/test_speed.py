@@ -2,11 +2,13 @@
 
 import json
 import pathlib
+import re
 
 import pytest
-from cases.commands import run, run_alone
+from cases.commands import ROOT, run, run_alone
 
 import lshkit
+from benchmarks import RESULTS
 from lshkit import _C
 
 torch = pytest.importorskip("torch")
@@ -88,6 +90,31 @@ def test_benchmark_writes_all_results(tmp_path):
     refused = run(ATTENTION, "--quick", "--json", path)  # not even by all sections
     assert refused.returncode == 2 and "results of another CPU (another)" in refused.stderr
     assert json.loads(path.read_text()) == added
+
+
+def test_documented_tables_are_those_of_the_results():
+    def shown(*options):  # {title: the table}
+        done = run(ATTENTION, *options)
+        assert done.returncode == 0, done.stderr
+        return dict(re.findall(r"^(\w.*)\n\n((?:\|.*\n)+)", done.stdout, re.MULTILINE))
+
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/performance.md"))
+    machines = shown("--machines")
+    assert len(machines) == 7 and all(printed in page for printed in machines.values())
+    for words in ("softmax over ours, float32", "faster softmax over ours, bfloat16"):
+        (printed,) = (machines[title] for title in machines if words in title)
+        assert printed in readme
+    file = RESULTS / "attention_cpu/amd_epyc_family_25_model_17_avx512_bf16.json"
+    options = shown("--tables", "--json", file)
+    for words in (
+        "by gradient (and",
+        "for one input",
+        "Causal",
+        "query heads over",
+        "16 sequences",
+    ):
+        (printed,) = (options[title] for title in options if words in title)
+        assert printed in page
 
 
 def numbers(tree, *keys):

@@ -14,6 +14,7 @@ in the same run. Tables are Markdown. All of it takes some ten minutes on a quie
     python -m benchmarks.speed.attention
     python -m benchmarks.speed.attention --sections soft --long
     python -m benchmarks.speed.attention --tables
+    python -m benchmarks.speed.attention --machines
     python -m benchmarks.speed.attention --quick
     LSHKIT_ISA=avx2 python -m benchmarks.speed.attention  # into a file of its own
 """
@@ -40,7 +41,14 @@ from benchmarks.measurement import (
     table,
 )
 from benchmarks.measurement import machine as this_machine
-from benchmarks.speed.attention import bounds, long_context, one_gradient, options, sampled
+from benchmarks.speed.attention import (
+    bounds,
+    long_context,
+    machines,
+    one_gradient,
+    options,
+    sampled,
+)
 
 SECTIONS = (
     bounds.SECTIONS
@@ -132,6 +140,7 @@ def parse_arguments():
     add("--json", type=pathlib.Path,
         help="where the results go (this CPU's own file; with --quick nowhere)")  # fmt: skip
     add("--tables", action="store_true", help="print the tables of the file, measure nothing")
+    add("--machines", action="store_true", help="print tables of all machines' own files")
     add("--alone", nargs=2, help=argparse.SUPPRESS)  # a function of ALONE and a length
     args = parser.parse_args()
     if args.repeats is None:
@@ -181,6 +190,9 @@ def main():
     if args.alone:
         name, length = args.alone
         print(json.dumps(ALONE[name](int(length))))
+        return
+    if args.machines:
+        print("\n".join(machines.tables(FOLDER)))
         return
     machine = this_machine()
     results = results_before(parser, args, machine)
