@@ -19,8 +19,8 @@ inline constexpr index_t kProbeBytes = index_t(24) << 20;
 inline constexpr index_t kMostTables = index_t(512) << 10;  // bytes of a pass
 inline constexpr index_t kLeastBlock = index_t(128) << 10;  // bytes of columns that are copied
 
-// Probes a bucket from which on its table is cleared, not masked: see kernels/used_rows.hpp. With 4
-// clearing takes 0.95 of the time of masks on a Zen 4, with 7 0.9; with 8 0.93 to 0.97 on an Intel.
+// Probes a bucket from which on its table is cleared, not masked: see kernels/used_rows.hpp.
+// Clearing takes 0.95 of the time of masks at 4 and 0.9 at 7 (Zen 4), 0.93 to 0.97 at 8 (Intel).
 inline constexpr index_t kDenseProbes = 4;
 
 // Probes of a run of rows, with codes replaced by table rows.

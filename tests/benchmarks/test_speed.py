@@ -117,6 +117,27 @@ def test_documented_tables_are_those_of_the_results():
         assert printed in page
 
 
+def test_tables_of_machines_show_what_was_measured(tmp_path):
+    from benchmarks.speed.attention.machines import read, tables
+
+    machine = {"cpu": "a CPU, family 1, model 2", "instruction_set": "sse", "torch": "2.0"}
+    times = {
+        "forward": {"softmax": 3.0, "yoso": 2.0},
+        "forward + backward": {"softmax": 1, "yoso": 2},
+    }
+    results = {"machine": machine, "sections": {}, "softmax": {"64": times, "512": {}}}
+    (tmp_path / "a.json").write_text(json.dumps(results))
+    first, *others, measured = tables(tmp_path)
+    assert "1.5 / 0.5" in first and "512" not in first
+    assert not any("64" in printed for printed in others)
+    assert "a CPU, family 1, model 2" in measured
+    assert read(tmp_path) == {"a CPU, family 1, model 2, sse": results}
+
+    (tmp_path / "b.json").write_text(json.dumps(results))
+    with pytest.raises(ValueError, match="b.json: another file has results of a CPU"):
+        read(tmp_path)
+
+
 def numbers(tree, *keys):
     """All numbers of the tree below these keys."""
     for value in [tree[key] for key in keys] if keys else tree:

@@ -27,19 +27,26 @@ def name_of(results):
 
 
 def read(folder):
-    """{name: the results} of the files of a folder, by name from the last to the first."""
-    files = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return dict(sorted(((name_of(x), x) for x in files), reverse=True))
+    """{name: the results} of the files of a folder, in reverse alphabetical order of the names."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        results = json.loads(path.read_text())
+        name = name_of(results)
+        if name in found:
+            raise ValueError(f"{path}: another file has results of {name}, too")
+        found[name] = results
+    return dict(sorted(found.items(), reverse=True))
 
 
-def both(passes, forward, backward, over, under):
-    """ "a / b": the ratios of a forward pass and of one with backward; empty: not measured."""
-    if not passes or under not in passes[forward]:
+def two_ratios(times, passes, over, under):
+    """ "a / b" of a forward pass and one with backward, "" where they were not measured."""
+    times = [times.get(name, {}) for name in passes]
+    if not all(under in t for t in times):
         return ""
-    return " / ".join(figure(ratio(passes[p], over(passes[p]), under)) for p in (forward, backward))
+    return " / ".join(figure(ratio(t, over(t), under)) for t in times)
 
 
-def softmax(times):  # of float32 and bfloat16, the faster one that was measured
+def faster_softmax(times):  # of float32 and bfloat16, where both were measured
     return min((x for x in times if x.startswith("softmax")), key=times.get)
 
 
@@ -55,7 +62,7 @@ TABLES = {
         float_softmax,
         {"auto": "{}, `auto`", "yoso": "{}"},
     ),
-    "The same under a causal mask": (
+    "Time of softmax over ours under a causal mask, float32": (
         "softmax",
         (CAUSAL, CAUSAL_BACKWARD),
         float_softmax,
@@ -70,42 +77,49 @@ TABLES = {
     "Time of the faster softmax over ours, bfloat16 inputs": (
         "short_floats",
         (FORWARD, BACKWARD),
-        softmax,
+        faster_softmax,
         {"bfloat16, auto": "{}, `auto`", "bfloat16": "{}"},
     ),
-    "The same with 12 bits, and over soft codes": (
+    "Time of the faster softmax over ours with 12 bits and over soft codes, bfloat16 inputs": (
         "short_floats",
         (FORWARD, BACKWARD),
-        softmax,
+        faster_softmax,
         {"bfloat16, 12 bits": "{}, 12 bits", "bfloat16, soft codes": "{}, soft codes"},
     ),
 }
 
 
 def tables(folder):
-    machines = read(folder)
-    for title, (section, (forward, backward), over, sides) in TABLES.items():
-        found = [x.get(section, {}) for x in machines.values()]
-        lengths = sorted({int(n) for x in found for n in x})
+    found = read(folder)
+    for title, (section, passes, over, sides) in TABLES.items():
+        sections = [results.get(section, {}) for results in found.values()]
         rows = []
         for side, label in sides.items():
-            for n in lengths:
-                cells = [both(x.get(str(n)), forward, backward, over, side) for x in found]
+            for n in numbers(sections):
+                cells = [two_ratios(x.get(n, {}), passes, over, side) for x in sections]
                 if any(cells):
                     rows.append([label.format(n), *cells])
-        yield table(title, ["n", *machines], rows)
-    times = {name: x["bounds"]["times"] for name, x in machines.items() if "bounds" in x}
+        yield table(title, ["n", *found], rows)
+    times = [results.get("bounds", {}).get("times", {}) for results in found.values()]
     rows = [
-        [kernel, n, *(figure(x[n][kernel]["ns"] / x[n][kernel]["bound"]) for x in times.values())]
+        [kernel, n, *(over_bound(x.get(n, {}).get(kernel)) for x in times)]
         for kernel in KERNELS
-        for n in dict.fromkeys(n for x in times.values() for n in x)
+        for n in numbers(times)
     ]
-    yield table("Time over the bound", ["", "n", *times], rows)
+    yield table("Time over the bound", ["", "n", *found], rows)
     rows = []
-    for name, x in machines.items():
-        days = sorted(record["date"][:10] for record in x["sections"].values())
-        m = x["machine"]
+    for name, results in found.items():
+        days = sorted(record["date"][:10] for record in results["sections"].values()) or [""]
+        m = results["machine"]
         rows.append([name, m["cpu"], m["instruction_set"], m["torch"], days[0], days[-1]])
-    yield table(
-        "Measured", ["", "CPU", "`LSHKIT_ISA`", "torch", "first section", "last section"], rows
-    )
+    header = ["", "CPU", "`LSHKIT_ISA`", "torch", "first section", "last section"]
+    yield table("Measured", header, rows)
+
+
+def numbers(sections):
+    """The lengths of any of them, as they are written there."""
+    return sorted({n for x in sections for n in x}, key=int)
+
+
+def over_bound(time):
+    return figure(time["ns"] / time["bound"]) if time else ""

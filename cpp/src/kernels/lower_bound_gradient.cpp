@@ -14,15 +14,15 @@ constexpr bool kWide = kLanes<float> == 16;
 // AVX-512 compares codes of 16 bits slowly, beside what lists take there.
 bool compares_slowly(const LowerBoundGradient& p) { return kWide && p.code_bytes == 2; }
 
-// Keys a bucket up to which lists take less time than the other way does. Buckets' products take
-// half as long with AVX-512, twice as long where a mask hides half of them (Zen 4, 11 to 14 bits:
-// 2.2, causal 3.3; with AVX2 3.1 and more than 4).
+// Keys a bucket up to which lists are faster than the other way. Against buckets both take as long
+// at 2.2, causal 3.3 (Zen 4, 11 to 14 bits): AVX-512 halves the time of products, of which a mask
+// wastes half. With AVX2 it is 3.1 and more than 4.
 index_t most_of_bucket(const LowerBoundGradient& p) {
   if (lower_bound_pairs_pay(p)) return compares_slowly(p) ? 3 : 2;
   return (kWide ? 2 : 3) + (p.causal ? 1 : 0);
 }
 
-// Whether lists may be tried. Up to 1,024 keys all pairs are compared in little more time, but
+// Whether lists may be tried. Up to 1,024 keys comparing all pairs takes hardly more time, except
 // where that is slow: there lists take 0.6 to 0.9 of the time from 512 on, causal from 768.
 bool lists_pay(const LowerBoundGradient& p) {
   const index_t keys = p.key.rows, least = !compares_slowly(p) ? 1025 : p.causal ? 768 : 512;
@@ -34,10 +34,10 @@ bool lists_pay(const LowerBoundGradient& p) {
 
 // Whether comparing all pairs takes less time than buckets do: up to so many rows, and so many in a
 // bucket. Of causal heads, whose buckets are read in parts, these are more, fewer where tiles take
-// them whole. Of uniform codes of 9 to 11 bits and 4,096 rows they are fewer (1.2 to 1.5 of the
-// time of buckets, Zen 4), of rows in clusters more (0.5 to 0.8). Of few hashes they are fewer:
-// listing what collides does not take less time, buckets do (4 hashes: 1.5 of the time of buckets
-// at 2,048 rows and at 4,096 causal ones; 8: 1.0).
+// them whole. The limits are for rows that crowd: of those in clusters all pairs take 0.5 to 0.8 of
+// the time of buckets at 4,096 and 8,192 causal rows, of uniform codes of 9 to 11 bits 1.2 to 1.5
+// (Zen 4). With fewer than 12 hashes they are lower: listing what collides does not take less time,
+// buckets do (4 hashes: 1.5 of the time of buckets at 2,048 rows and at 4,096 causal ones; 8: 1.0).
 bool lower_bound_pairs_pay(const LowerBoundGradient& p) {
   const index_t causal_rows = takes_words(p) ? 3700 : 8192;
   const index_t rows = p.n_hashes < 12 ? 1024 : p.causal ? causal_rows : 2048;

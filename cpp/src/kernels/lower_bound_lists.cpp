@@ -32,11 +32,13 @@ struct Scratch {
     search.found = cut.take<std::uint16_t>(search.found_pairs() + 8 * kPairGroup);
     products = cut.take<float>(search.found_pairs() + 4);
   }
-  // One pair of a query and hash more in the mean than uniform codes have, and a sixteenth to start
-  // with: rows whose codes crowd collide in many hashes at once, and the other ways take them once.
+  // In the mean one pair of a query and hash more than uniform codes have, and a sixteenth of one
+  // to start with: rows that crowd collide in many hashes at once; the other ways visit such a pair
+  // once. Of causal queries the first ones see half of as many keys in the mean, the others all.
   void limit(const Problem& p) {
-    const index_t uniform = search.group * p.key.rows / ((p.causal ? 2 : 1) * p.n_buckets);
-    search.most_of_query = search.group + uniform;
+    const index_t queries = p.query.rows, keys = smaller(p.key.rows, queries);
+    const index_t seen = p.causal ? keys - keys * keys / (2 * queries) : p.key.rows;
+    search.most_of_query = search.group + search.group * seen / p.n_buckets;
     search.most = p.key.rows * search.group / 16;
   }
 };
