@@ -41,7 +41,7 @@ def read(folder):
 def two_ratios(times, passes, over, under):
     """ "a / b" of a forward pass and one with backward, "" where they were not measured."""
     times = [times.get(name, {}) for name in passes]
-    if not all(under in t for t in times):
+    if not all(under in t and "softmax" in t for t in times):
         return ""
     return " / ".join(figure(ratio(t, over(t), under)) for t in times)
 
