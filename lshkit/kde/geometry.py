@@ -13,6 +13,7 @@ from lshkit.kde.sums import Sums
 
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
+LOST = 1e-9
 SIZES_AT_ONCE = 32  # features of an L1 distance that the core adds up one after another
 TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
@@ -243,6 +244,25 @@ def centre_of(X: np.ndarray) -> np.ndarray:
     low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
     with np.errstate(over="ignore", invalid="ignore"):
         return np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+
+
+def without_loss(X: np.ndarray, centre: np.ndarray, bandwidth: np.ndarray) -> np.ndarray:
+    """The centre, 0 in features where rows less it are rounded: near rows would become one.
+
+    That is where rows are much nearer to 0 than to the centre, as a few are beside many far ones.
+    A rounding of LOST bandwidths is none.
+    """
+    far = np.flatnonzero(np.abs(centre) * DOUBLE_ROUNDING > LOST * bandwidth)
+    for c in far:
+        a, b = X[:, c].astype(np.float64), centre[c]
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = a - b
+            of_b = difference - a  # -b as the difference has it (Knuth's exact error of a sum)
+            lost = (a - (difference - of_b)) - (b + of_b)
+        if not (np.abs(lost) <= LOST * bandwidth[c]).all():
+            centre = centre.copy()
+            centre[c] = 0
+    return centre
 
 
 def _groups(rows: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:

@@ -11,6 +11,7 @@ from lshkit.kde.geometry import (
     Geometry,
     centre_of,
     in_range_of_squares,
+    without_loss,
 )
 from lshkit.kde.sums import EXACT, SAMPLED, Sums
 
@@ -89,7 +90,8 @@ def training_of(
     """The `Training` of rows, centred for their distances; without rows that do not count."""
     if weights is not None and weights.min() < LEAST:
         X, weights = X[weights >= LEAST], weights[weights >= LEAST]
-    return Training(X, weights, Geometry(kernel, n_bits, centre_of(X), bandwidth), seed)
+    centre = without_loss(X, centre_of(X), bandwidth)
+    return Training(X, weights, Geometry(kernel, n_bits, centre, bandwidth), seed)
 
 
 class PermutedRows:

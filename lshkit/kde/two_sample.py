@@ -13,7 +13,7 @@ from lshkit import checks
 from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_n_jobs, core_threads, detached, random_of
-from lshkit.kde.geometry import Geometry, has_zero_row, unit_rows
+from lshkit.kde.geometry import Geometry, has_zero_row, unit_rows, without_loss
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
 from lshkit.kde.value_sums import log_kernels
@@ -227,6 +227,7 @@ def _geometry(
         n_bits = _bits_of_median(unit_rows(rows), rng) if median else 8
     elif median and kernel != "angular":
         widths = np.full(d, _median_distance(rows, kernel, rng))
+    centre = without_loss(rows, centre, widths)
     geometry = Geometry(kernel, n_bits or TABLE_BITS, centre, widths)
     with np.errstate(over="ignore"):
         finite = all(np.isfinite(geometry.scale(part)).all() for part in np.array_split(rows, 16))

@@ -166,6 +166,22 @@ def test_rows_far_apart_keep_their_near_distances(kernel, offset):
     assert np.allclose(means, np.exp(log_mean(kernel, queries + 0.1, rows, 1.3)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+@pytest.mark.parametrize("far", [1e10, 1e13, 1e16, 1e20])
+def test_few_rows_beside_many_far_ones_keep_their_distances(kernel, far):
+    """Less a centre among the far rows, rows near 0 would be rounded to one another."""
+    rng = np.random.default_rng(0)
+    rows = np.r_[rng.normal(size=(60, 2)), rng.normal(size=(60, 2)) + far, np.full((9, 2), far)]
+    for shift in (0, 3 * far):  # of one feature
+        rows[60:, 0] -= shift
+        queries = np.r_[rows[:20] + 0.1, rows[60:80]]
+        wanted = log_mean(kernel, queries, rows)
+        assert_close(brute(kernel, normalize=False).fit(rows).score_samples(queries), wanted, 1e-6)
+        for algorithm in ("random", "near_far"):  # of 129 rows all are read
+            density = LSHKernelDensity(kernel, algorithm=algorithm, normalize=False, random_state=0)
+            assert_close(density.fit(rows).score_samples(queries), wanted, 1e-4)
+
+
 @pytest.mark.parametrize("kernel", ["exponential", "linear"])
 @pytest.mark.parametrize("scale", [1e3, 1e5])
 def test_kernels_with_a_tip_keep_the_distances_of_rows_that_nearly_meet(kernel, scale):

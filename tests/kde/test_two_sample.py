@@ -265,6 +265,20 @@ def test_a_far_row_does_not_hide_the_others(kernel, method, far):
         assert result.bandwidth < 10
 
 
+@pytest.mark.parametrize(
+    ("kernel", "method"),
+    [("gaussian", "brute"), ("laplacian", "brute"), ("laplacian", "bucket_sum")],
+)
+def test_many_far_rows_do_not_hide_the_others(kernel, method):
+    X, Y = samples(60, 60, 2, shift=1.5)
+    X, Y = (np.r_[x, np.full((100, 2), 1e20)] for x in (X, Y))
+    options = {"kernel": kernel, "algorithm": method, "bandwidth": 1.0, "random_state": 0}
+    result = two_sample_test(X, Y, **options)
+    near = two_sample_test(np.where(X < 1e19, X, 50), np.where(Y < 1e19, Y, 50), **options)
+    assert result.statistic > 0.01 and result.pvalue < 0.05
+    assert result.statistic == pytest.approx(near.statistic, rel=1e-6 if method == "brute" else 0.3)
+
+
 def test_where_half_of_the_rows_are_far_the_median_is():
     X, Y = samples(40, 40, 3, shift=0.0)
     for far in (1e20, 1e200):
