@@ -39,6 +39,12 @@ def most_failures(n: int, share: float, risk: float = RISK) -> int:
     return most if binom.cdf(most, n, share) <= risk else most - 1
 
 
+def of_logarithm(ratio: np.ndarray) -> np.ndarray:
+    """log(ratio) / (ratio - 1) of ratios up to 1; below 1/2 as there, which is 1.39."""
+    ratio = np.clip(ratio, 0.5, 1 - 1e-9)
+    return np.log(ratio) / (ratio - 1)
+
+
 def least_of(sums: Sums) -> float:
     """Log of a sum that is below those of some queries: one of less is unlike them all."""
     return float(np.nan_to_num(sums.log().min() - MARGIN))
@@ -139,12 +145,19 @@ class Run:
     def error_floor(self, *, moved: bool = True) -> float | None:
         """The least that leaves few enough estimates off by more than WITHIN stated errors.
 
+        In densities, and in their logarithms, where estimates that are too large are farther off.
         Of those that are not exact. Queries to come see the held-out rows as well, which moves
-        their errors. Those of equal queries move together: were they just within what is stated
-        here, they might all be beyond it there. moved: with what such a move may add.
+        their errors. Those of equal and of near queries move together: were they just within what
+        is stated here, they might all be beyond it there. moved: with what such a move may add:
+        of the errors' deviation, which is at least what is stated, and of equal queries the error.
         """
-        deviations = np.where(self.repeated, MOVED, 1) * np.sqrt(self.added)
-        off = self.off * (1 + deviations) if moved else self.off
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self.mean > self.exact, self.exact / self.mean, 1)
+        off = self.off * of_logarithm(ratio)
+        if moved:
+            stated = np.where(self.error < np.inf, self.error, 0)  # of inf none is short
+            size = np.maximum(np.where(self.repeated, MOVED, 1) * off, MOVED * stated)
+            off = off + np.sqrt(self.added) * size
         with np.errstate(divide="ignore", invalid="ignore"):
             wanted = self.shift + 2 * np.log(off / WITHIN) - self.log_at_risk
         short = (off > WITHIN * self.error) & (self.log_at_risk > -np.inf)

@@ -470,8 +470,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         Returns
         -------
         mean : array or tensor `(n_samples,)`, in the type of X
-            An unbiased estimate for the sampled algorithms; a sketch of the laplacian kernel may
-            fall below 0.
+            An unbiased estimate for an algorithm that is asked for by name. "auto" chooses among
+            them by their errors on this sample of the rows, which may bias it by some hundredths of
+            its standard error. A sketch of the laplacian kernel may fall below 0.
         std : its standard error, with return_std=True
 
         Raises

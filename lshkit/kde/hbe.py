@@ -10,6 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from lshkit import checks, hashing
 from lshkit.buckets import HashTables, pair_distances, pair_products
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lshkit.kde.training import Training
 
 MAX_DRAWS = 256
+MOST_DISTANCE = 1e30  # for which families have widths: of rows that no kernel reaches
 TRIAL_DRAWS = 64
 # Costs in rows (what brute force spends on one): of a draw, of hashing a query by one hash.
 # Measured at d = 64.
@@ -132,16 +134,16 @@ def typical_distance(pilot: Pilot) -> float:
     queries = pilot.queries[:16]
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 20_000], np.float64)
     geometry = pilot.training.geometry
-    if geometry.kernel == "laplacian":
-        distances = np.stack([np.abs(rows - q).sum(axis=1) for q in queries])
-    elif geometry.kernel == "angular":
+    if geometry.kernel == "angular":
         distances = np.arccos(np.clip(queries @ rows.T, -1, 1))
     else:
-        squares = (queries**2).sum(1)[:, None] + (rows**2).sum(1) - 2 * (queries @ rows.T)
-        distances = np.sqrt(np.maximum(squares, 0))
+        distances = cdist(
+            queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean"
+        )
     logs = geometry.log_kernel(distances)
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    return float(np.median((weights * distances).sum(axis=1) / weights.sum(axis=1)))
+    typical = np.median((weights * distances).sum(axis=1) / weights.sum(axis=1))
+    return float(min(typical, MOST_DISTANCE))
 
 
 def family(training: Training, distance: float, n_hashes: int, n_projections: int) -> HashFamily:

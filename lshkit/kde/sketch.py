@@ -175,7 +175,8 @@ class Sketch:
         if self.hasher != other.hasher or self.n_bits != other.n_bits:
             raise ValueError(
                 "sketches with different hash functions cannot be merged: fit both with the same "
-                "integer random_state, n_bits, n_hashes and bandwidth"
+                "integer random_state, n_bits, n_hashes and bandwidth, got "
+                f"n_bits={self.n_bits}, {self.hasher!r} and n_bits={other.n_bits}, {other.hasher!r}"
             )
         if self.forgetting is not None and other.forgetting is not None:
             self.forgetting.merge(self.table, other.forgetting, other.table)

@@ -277,3 +277,15 @@ def test_queries_that_the_type_of_the_tables_does_not_hold(kernel, algorithm, dt
     np.testing.assert_allclose(got[4:], exact.score_samples(queries[4:]), rtol=1e-6)
     np.testing.assert_array_equal(got[:4], hashed.score_samples(queries[:4]))
     assert hashed.tune(queries).algorithm_ == algorithm
+
+
+@pytest.mark.parametrize("kernel", ["laplacian", "gaussian", "exponential"])
+def test_hbe_where_half_of_the_rows_are_far(kernel):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 4))
+    X[::2] *= 1e60
+    near = X[1:101:2]
+    density = LSHKernelDensity(kernel, algorithm="hbe", random_state=0).fit(X)
+    exact = LSHKernelDensity(kernel, algorithm="brute").fit(X).kernel_mean(near)
+    got, error = density.kernel_mean(near, return_std=True)
+    assert np.mean(np.abs(got - exact) <= 3 * error + 1e-6 * exact) > 0.9
