@@ -196,7 +196,10 @@ class Archive:
             )
         if _json(header) != text:
             raise ValueError("its header is not as it was written")
-        self.arrays = {name: _declared(name, *x) for name, x in header["arrays"].items()}
+        declared = header["arrays"]
+        if not isinstance(declared, dict):
+            raise ValueError(f"arrays must be a dict, got {declared!r:.80}")
+        self.arrays = {name: _declared(name, x) for name, x in declared.items()}
         if {_HEADER, *map(_member, self.arrays)} != set(self._members.namelist()):
             raise ValueError("it holds other members than its header names")
         for name, (dtype, shape) in self.arrays.items():
@@ -267,8 +270,12 @@ def _data_size(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape, start=int(dtype[2:]))
 
 
-def _declared(name: str, dtype: str, shape: list[int]) -> tuple[str, tuple[int, ...]]:
+def _declared(name: str, declared: Any) -> tuple[str, tuple[int, ...]]:
     """Type and shape as a header gives them: ValueError for what no array may have."""
+    lists = isinstance(declared, list) and len(declared) == 2 and isinstance(declared[1], list)
+    if not lists:
+        raise ValueError(f"{name} must be [type, shape], got {declared!r:.80}")
+    dtype, shape = declared
     if dtype not in TYPES:
         raise ValueError(f"{name} must be of one of {', '.join(TYPES)}, got {dtype!r}")
     if len(shape) > _MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
@@ -315,6 +322,8 @@ def split_family(hasher: HashFamily) -> tuple[dict[str, Any], dict[str, np.ndarr
 
 def family_arrays(settings: dict[str, Any]) -> Expected:
     """What `Archive.read` is to expect of the family of which these are the header's settings."""
+    if not isinstance(settings, dict):
+        raise ValueError(f"hasher must be a dict, got {settings!r:.80}")
     family = FAMILIES.get(settings["family"])
     if family is None:
         known = ", ".join(sorted(FAMILIES))

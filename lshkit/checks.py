@@ -87,10 +87,11 @@ def positive(name: str, value: Any) -> float:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"{wanted}, got {value!r} ({type(value).__name__})")
-    if not 1e-37 <= value <= 3.4e38:
-        held = ": float32 holds 1e-37 to 3.4e38" if 0 < value < np.inf else ""
+    number = real(value)  # NaN for integers beyond float64
+    if not 1e-37 <= number <= 3.4e38:
+        held = ": float32 holds 1e-37 to 3.4e38" if 0 < value < math.inf else ""
         raise ValueError(f"{wanted}, got {shown(value)} ({type(value).__name__}){held}")
-    return float(value)
+    return number
 
 
 def boolean(name: str, value: Any) -> bool:

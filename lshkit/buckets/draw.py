@@ -38,6 +38,7 @@ class HashTables:
     """
 
     def __init__(self, codes: ArrayOrTensor, *, weights: ArrayOrTensor | None = None) -> None:
+        checks.torch_of(codes=codes, weights=weights)
         wide, torch = wide_codes("codes", codes)
         self.n_rows: int = wide.shape[0]
         self.n_hashes: int = wide.shape[1]

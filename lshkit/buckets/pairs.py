@@ -10,6 +10,8 @@ from lshkit.buckets.draw import HashTables
 from lshkit.hash_functions import MAX_HASHES
 from lshkit.typing import ArrayOrTensor
 
+MAX_INT64 = 2**63 - 1
+
 
 def collisions(
     query_codes: ArrayOrTensor,
@@ -225,6 +227,9 @@ def as_pair_lists(
     indptr, indices = lists.values()
     if len(indptr) != n_queries + 1:
         raise ValueError(f"indptr must have shape {(n_queries + 1,)}, got {indptr.shape}")
+    for name, x in lists.items():
+        if x.dtype.kind == "u" and int(x.max(initial=0)) > MAX_INT64:
+            raise ValueError(f"{name} must be below 2**63, got {x.max()}")
     indptr = np.ascontiguousarray(indptr, np.int64)
     narrow = indices.dtype == np.int32
     return indptr, np.ascontiguousarray(indices, np.int32 if narrow else np.int64)

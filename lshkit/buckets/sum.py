@@ -51,8 +51,8 @@ def bucket_sum(
     Returns
     -------
     sums : array or tensor `(..., n_q, d_v)`
-        0 for a query that collides with no key. A NaN in a value affects only the queries whose sum
-        contains it.
+        0 for a query that collides with no key. A NaN or infinity in a value affects only the
+        queries whose sum contains it, with a weight of 0 too: 0 times NaN is NaN.
 
     Raises
     ------

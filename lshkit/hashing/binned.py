@@ -108,7 +108,7 @@ class EuclideanLSH(_BinnedFamily):
         Projections per code: more make the kernel sharper.
     n_hashes : int, 1 to 65535
         Number of independent codes of a vector: more reduce the noise.
-    width : float > 0
+    width : float from 1e-37 to 3.4e38
         Of a bin, in the unit of the data.
     p : 2 or 1
         The distance is L2 or L1, also in `probability_of_distance`.
@@ -172,7 +172,15 @@ class EuclideanLSH(_BinnedFamily):
     def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if self.p == 1:
             return _sum_by_feature(x, y, lambda z, i: np.abs(z))
-        return np.sqrt(_sum_by_feature(x, y, lambda z, i: z * z))
+        squares = np.asarray(_sum_by_feature(x, y, lambda z, i: z * z))
+        if holds(squares).all():
+            return np.sqrt(squares)
+        # Zeros, and what float64 holds while it does not hold the squares: scaled by powers of two.
+        largest = np.zeros_like(squares)
+        _sum_by_feature(x, y, lambda z, i: np.maximum(largest, np.abs(z), out=largest))
+        exponent = np.clip(np.frexp(largest)[1], -1000, 1000)
+        scaled = _sum_by_feature(x, y, lambda z, i: np.square(np.ldexp(z, -exponent)))
+        return np.ldexp(np.sqrt(scaled), exponent)
 
     def _quick_pairs(
         self,
@@ -215,7 +223,7 @@ class RandomBinning(_BinnedFamily):
         Dimension of the vectors.
     n_hashes : int, 1 to 65535
         Number of independent codes of a vector: more reduce the noise.
-    bandwidth : float > 0 or array `(n_features,)` of such
+    bandwidth : float from 1e-37 to 3.4e38 or array `(n_features,)` of such
         h, one for all features or one for each.
     seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         The same integer always gives the same hash functions.

@@ -97,8 +97,9 @@ class HashFamily:
         if torch is not None:
             from lshkit.torch_ops.assertions import may_be_read
 
-            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)  # by vmap, by grad
-            if wrapped or not may_be_read(x) or not x.is_floating_point() or not x.numel():
+            if not may_be_read(x) or not x.is_floating_point() or not x.numel():
+                return
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):  # by vmap, by grad
                 return
             if all(end.isfinite() for end in x.detach().aminmax()):
                 return
@@ -201,8 +202,8 @@ class HashFamily:
             probability would lose its precision.
         indptr : integer array or tensor `(len(x) + 1,)`
         indices : integer array or tensor `(nnz,)`, each from 0 to len(y) - 1
-        y_norms : `row_norms(y)`, optional
-            Saves computing them again for the same y.
+        y_norms : float64 array `(len(y),)`, optional
+            `row_norms(y)`: saves computing them again for the same y. Its numbers are trusted.
 
         Returns
         -------
@@ -219,6 +220,10 @@ class HashFamily:
         a, b = self._rows("x", x, torch), self._rows("y", y, torch)
         a, b = (checks.as_floats(checks.to_numpy(z, torch)) for z in (a, b))
         starts, columns = as_pair_lists(indptr, indices, len(a), torch)
+        if y_norms is not None:
+            y_norms = checks.array("y_norms", y_norms, kinds="f", wanted="the norms of y")
+            if y_norms.shape != (len(b),):
+                raise ValueError(f"y_norms must have shape {(len(b),)}, got {y_norms.shape}")
         probability, left = self._quick_pairs(a, b, starts, columns, y_norms)
         of_pair = np.repeat(np.arange(len(a)), np.diff(starts))
         step = max(1, _PAIR_NUMBERS // self.n_features)
@@ -315,7 +320,8 @@ class HashFamily:
             raise ValueError(f"family must be {cls.__name__}, got {name}")
         version = _integer(arrays, "format")
         if not 1 <= version <= FORMAT:
-            raise ValueError(f"format must be 1 to {FORMAT}, got {version}: use a newer lshkit")
+            hint = ": use a newer lshkit" if version > FORMAT else ""
+            raise ValueError(f"format must be 1 to {FORMAT}, got {version}{hint}")
         self = family.__new__(family)
         self._restore(arrays)
         seed = str(entry(arrays, "seed"))

@@ -347,9 +347,12 @@ class LSHSampler(InBytes):
 
             raise NotFittedError("this LSHSampler has no data yet: call fit first")
         if len(self._parts) > 1:
-            keys = [key for key, x in self._parts[0].items() if x is not None]
-            whole = {key: np.concatenate([part[key] for part in self._parts]) for key in keys}
-            self._parts = [{"weights": None} | whole]
+            self._parts = [
+                {
+                    key: None if x is None else np.concatenate([part[key] for part in self._parts])
+                    for key, x in self._parts[0].items()
+                }
+            ]
         return self._parts[0]
 
     def _query(self, query: Any) -> tuple[np.ndarray, bool, Any]:

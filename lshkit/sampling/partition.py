@@ -85,7 +85,7 @@ class PartitionSampler:
             raise ValueError(
                 f"weight_matrix must have at least one class, got shape {weights.shape}"
             )
-        check_rows("weight_matrix", weights)
+        check_rows("weight_matrix in float32", weights)
         buckets = max(2 * self.n_classes, 1024)  # beyond, tables are not addressed by code
         most = min(MAX_PROBE_BITS, buckets.bit_length() - 1)
         if n_bits is None:
@@ -101,7 +101,7 @@ class PartitionSampler:
         """Rebuilds the tables for changed weights, with the same hash functions. Returns self."""
         weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
         self.check_shape(weights)
-        check_rows("weight_matrix", weights)
+        check_rows("weight_matrix in float32", weights)
         self._build(weights)
         return self
 
@@ -191,7 +191,7 @@ def log_partition(
     if queries.shape[1] != weights.shape[1]:
         wanted = f"({n}, {queries.shape[1]}), as query has {queries.shape[1]} features"
         raise ValueError(f"weight_matrix must have shape {wanted}, got {weights.shape}")
-    check_rows("query", queries)
+    check_rows("query in float32", queries)
     if bias is not None:
         bias, _ = _float32("bias", bias, 1, f"({n},)")
         if bias.shape != (n,):
@@ -217,7 +217,7 @@ def log_partition(
     if bias is not None and np.isneginf(bias[sample]).all():
         known |= np.isneginf(value)  # an estimate of 0
     if not known.all():
-        check_rows("weight_matrix", weights)
+        check_rows("weight_matrix in float32", weights)
         raise ValueError(f"the logits of query {np.argmin(known)} overflow float32")
     if single:
         value, error = value[0], error[0]

@@ -6,6 +6,7 @@ import numpy as np
 
 from lshkit import archive, checks
 from lshkit.archive import Archive
+from lshkit.buckets.draw import as_weights
 from lshkit.hash_functions import code_dtype
 from lshkit.hashing.family import HashFamily
 from lshkit.sampling.rows import check_rows
@@ -15,6 +16,7 @@ from lshkit.typing import File
 Contents: TypeAlias = tuple[HashFamily, dict[str, Any], int]
 
 KIND, VERSION = "LSHSampler", 1
+MAX_INDEX = 2**62  # of a row: there is room for those that are added later
 
 
 def save(file: File, hasher: HashFamily, data: dict[str, Any], following: int) -> None:
@@ -50,13 +52,13 @@ def _checked(stored: Archive) -> Contents:
     }
     codes, wanted = data["codes"], code_dtype(hasher.n_buckets)
     if codes.dtype != wanted or int(codes.max(initial=0)) >= hasher.n_buckets:
-        raise ValueError(f"codes must be {wanted} below {hasher.n_buckets}, got {codes.dtype}")
-    following = checks.integer("next", header["next"], 0, 2**63 - 1)
+        got = f"{codes.dtype} up to {codes.max(initial=0)}"
+        raise ValueError(f"codes must be {wanted} below {hasher.n_buckets}, got {got}")
+    following = checks.integer("next", header["next"], 0, MAX_INDEX)
     ends = np.concatenate([[-1], data["indices"], [following]])
     if not (ends[1:] > ends[:-1]).all():
         raise ValueError("indices must increase from 0 on and be below next")
     check_rows("rows", data["rows"], direction=hasher.directional)
-    weights = data["weights"]
-    if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
-        raise ValueError("weights must be finite and >= 0")
+    if data["weights"] is not None:
+        data["weights"] = as_weights(data["weights"], n)
     return hasher, data, following

@@ -66,8 +66,8 @@ class SampledSoftmaxLoss(nn.Module):
         Training steps after which the classes are hashed again, with fresh hash functions.
     sparse : bool
         Returns a sparse gradient of the weight, of the classes that took part. Needs an optimizer
-        that supports it: SGD, Adagrad, SparseAdam. The cost of a dense gradient is proportional to
-        n_classes.
+        that supports it: SGD, Adagrad, SparseAdam (not for the bias, whose gradient is dense). The
+        cost of a dense gradient is proportional to n_classes.
     exact_eval : bool
         True: the exact loss over all classes in eval mode. False: the estimate there too.
     ignore_index : int
@@ -166,6 +166,9 @@ class SampledSoftmaxLoss(nn.Module):
         """The loss with the parameters of an `nn.Linear`, which are shared."""
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be a torch.nn.Linear, got a {type(linear).__name__}")
+        for name in ("weight", "bias"):
+            if name in options:
+                raise TypeError(f"{name} is the linear layer's: from_linear takes none")
         bias = False if linear.bias is None else linear.bias
         shared: dict[str, Any] = {"weight": linear.weight, "bias": bias}
         return cls(linear.in_features, linear.out_features, **shared, **options)

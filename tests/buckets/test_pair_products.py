@@ -84,3 +84,11 @@ def test_bad_arguments(arguments, error, message):
 def test_bad_power():
     with pytest.raises(ValueError, match="p must be an integer from 1 to 2, got 3"):
         pair_distances(X, X, [0, 0, 1], [0], p=3)
+
+
+def test_numbers_that_no_index_is():
+    x = np.ones((1, 2))
+    with pytest.raises(ValueError, match=f"indices must be below 2\\*\\*63, got {2**64 - 1}"):
+        pair_products(x, x, np.array([0, 1]), np.array([2**64 - 1], np.uint64))
+    with pytest.raises(ValueError, match="indptr must be below"):
+        pair_products(x, x, np.array([0, 2**63], np.uint64), np.array([0]))

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -399,3 +400,20 @@ def test_torch_in_torch_out(make, shape):
     np.testing.assert_array_equal(
         probability.numpy(), hasher.probability_of_distance(distance.numpy())
     )
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-160, 1.0, 1e160, 1e300])
+def test_distances_of_any_size(size):
+    family = EuclideanLSH(3, 2, 2, width=1.0, seed=0)
+    x, y = np.array([[3.0, 0, 0], [1, 1, 1], [2, 0, 1]]) * size, np.array([0, 4.0, 0]) * size
+    wanted = size * np.sqrt([25, 11, 21])
+    assert np.allclose(family.distance(x, y), wanted, rtol=1e-14, atol=0)
+    assert (family.distance(x, x) == 0).all()
+
+
+def test_numpy_scalars_of_any_type_are_widths():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in (np.float16, np.float32, np.int8):
+            assert EuclideanLSH(4, 2, 3, width=dtype(2), seed=0).width == 2.0
+            assert RandomBinning(4, 3, bandwidth=dtype(2), seed=0).bandwidth == 2.0

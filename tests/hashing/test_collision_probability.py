@@ -129,3 +129,17 @@ def test_collision_probability_of_nearly_equal_and_opposite_rows(angle):
     far = 1 - hasher.collision_probability([1, 0], y)
     np.testing.assert_allclose(far, angle / np.pi, rtol=1e-3)  # 1 - p is rounded to 1e-16
     np.testing.assert_allclose(hasher.collision_probability([-1, 0], y), angle / np.pi, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "norms, error, message",
+    [
+        (np.ones(3), ValueError, r"y_norms must have shape \(4,\), got \(3,\)"),
+        (np.ones((4, 1)), ValueError, "y_norms must have shape"),
+        ("norms", TypeError, "y_norms must hold the norms of y"),
+    ],
+)
+def test_norms_that_are_none(norms, error, message):
+    x, family = np.ones((4, 5)), FastHadamard(5, 4, 3, seed=0)
+    with pytest.raises(error, match=message):
+        family.pair_probability(x[:1], x, np.array([0, 4]), np.arange(4), y_norms=norms)

@@ -306,3 +306,13 @@ def test_once_differentiable_and_not_forward():
         grad.sum().backward()
     with pytest.raises(NotImplementedError, match="jvp"):
         torch.func.jvp(loss, (x.detach(),), (x.detach(),))
+
+
+def test_a_whole_graph_with_the_check_of_rows():
+    hasher, x = FastHadamard(5, 4, 3, seed=0), torch.randn(6, 5)
+    compiled = torch.compile(
+        lambda a: hasher.soft_hash(a, 2, 1.5)[1], fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(x), hasher.soft_hash(x, 2, 1.5)[1])
+    with pytest.raises(ValueError, match="row 0"):
+        hasher.soft_hash(x * torch.nan, 2, 1.5)

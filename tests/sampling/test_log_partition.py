@@ -200,12 +200,12 @@ def with_value(x, value, row=2):
         (
             lambda s: log_partition(with_value(QUERIES, np.nan), WEIGHTS),
             ValueError,
-            "query must be finite, row 2",
+            "query in float32 must be finite, row 2",
         ),
         (
             lambda s: log_partition(QUERIES, with_value(WEIGHTS, np.inf), sampler=s),
             ValueError,
-            "weight_matrix must be finite, row 2",
+            "weight_matrix in float32 must be finite, row 2",
         ),
         (
             lambda s: log_partition(QUERIES, WEIGHTS, sampler=s, bias=np.full(40, np.nan)),

@@ -407,3 +407,10 @@ def test_without_near_classes_or_classes_alike():
     loss = SampledSoftmaxLoss(4, 50, weight=weight, n_samples=5)
     value = loss(torch.randn(3, 4), torch.arange(3))
     assert value.item() == pytest.approx(np.log(50), abs=0.5)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_parameters_beside_those_of_a_linear_layer(name):
+    linear = torch.nn.Linear(4, 50)
+    with pytest.raises(TypeError, match=f"{name} is the linear layer's"):
+        SampledSoftmaxLoss.from_linear(linear, **{name: getattr(linear, name)})

@@ -11,6 +11,7 @@ from cases.sampling import FAMILIES, assert_same, clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lshkit.hashing import FastHadamard
 from lshkit.sampling import LSHSampler
 
 
@@ -79,7 +80,11 @@ def edit(part, **changes):
         ("header", {"weighted": True}, "there is no array 'weights'"),
         ("header", {"next": 39}, "indices must increase"),
         ("header", {"next": 2**63}, "next must be an integer from 0 to"),
+        ("header", {"next": 2**63 - 1}, "next must be an integer from 0 to"),
         ("header", {"hasher": 3}, "is no whole file"),
+        ("header", {"arrays": []}, "arrays must be a dict, got []"),
+        ("header", {"arrays": {"rows": "x"}}, "rows must be [type, shape], got 'x'"),
+        ("header", {"arrays": {"rows": ["<f8", 3]}}, "rows must be [type, shape]"),
         ("hasher", {"family": "Unknown"}, "family must be one of"),
         ("hasher", {"family": "Hyperplane"}, "parameters must be"),
         ("hasher", {"family": "RandomBinning"}, "array 'hasher."),
@@ -108,6 +113,17 @@ def test_files_with_bad_weights():
     bad = changed(saved(weights=np.ones(40)), edit("arrays", weights=-np.ones(40)))
     with pytest.raises(ValueError, match="weights must be finite and >= 0"):
         LSHSampler.load(bad)
+    huge = changed(saved(weights=np.ones(40)), edit("arrays", weights=np.full(40, 1e308)))
+    with pytest.raises(ValueError, match="weights must have a finite sum"):
+        LSHSampler.load(huge)
+
+
+def test_bytes_do_not_tell_how_rows_came():
+    rows, weights = np.random.default_rng(0).normal(size=(40, 6)), np.arange(1.0, 41)
+    hasher = FastHadamard(6, 5, 4, seed=0)
+    whole = LSHSampler(hasher).fit(rows, weights).to_bytes()
+    parts = LSHSampler(hasher).fit(rows[:7], weights[:7]).partial_fit(rows[7:], weights[7:])
+    assert parts.to_bytes() == whole == LSHSampler.from_bytes(whole).to_bytes()
 
 
 @settings(max_examples=200, deadline=None)
