@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -55,7 +56,9 @@ class CodeCache:
         n_bits: signs kept of a key, a multiple of 64 from 64 to 256: n_bits / 8 + 1 bytes a key.
             Fewer are read faster, but point less precisely to the keys that matter.
         epsilon: wanted error, in (0, 1).
-        delta: probability with which a step may exceed it, in (0, 1).
+        delta: probability with which a step may exceed it, in (0, 0.2]: the norm of an error that
+            spreads over many directions is hardly ever below one standard error, which a larger
+            delta would state.
         min_share: share of the keys that are drawn at least, beside sinks and window, in (0, 1]: in
             two samples of half of it each. Keys in both are read once, so that 0.01 reads about
             0.01, but 0.2 about 0.18 and 1 about 0.65.
@@ -120,7 +123,9 @@ class CodeCache:
         if self.n_bits % 64:
             raise ValueError(f"n_bits must be a multiple of 64, got {n_bits}")
         self.epsilon = _between("epsilon", epsilon)
-        self.delta = _between("delta", delta)
+        self.delta = checks.positive("delta", delta)
+        if self.delta > 0.2:
+            raise ValueError(f"delta must be in (0, 0.2], got {delta!r}")
         self.min_share = checks.positive("min_share", min_share)
         self.max_share = checks.positive("max_share", max_share)
         if not self.min_share <= self.max_share <= 1:
@@ -135,7 +140,7 @@ class CodeCache:
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16 or float16, got {dtype!r}")
         self.dtype = dtype
-        self.seed = int(seed_tensor(seed))
+        self.seed = checks.integer("seed", int(seed_tensor(seed)), 0)
         self._kept = CodedKeys(
             *(self.batch_size, self.num_key_heads, self.head_dim, self.value_dim, self.n_bits),
             *(dtype, self.seed),
@@ -210,15 +215,19 @@ class CodeCache:
     def attend_exactly(self, query: Tensor) -> Tensor:
         """As `attend`, reading all keys (`scaled_dot_product_attention`)."""
         self._check_query(query)
+        return self._attend_exactly(query, [query.shape[2]] * self.batch_size)
+
+    def _attend_exactly(self, query: Tensor, ends: Sequence[int]) -> Tensor:
+        """The same for the first queries, up to an end, of each sequence; zeros for the others."""
         n, positions = query.shape[2], self.positions
         out = query.new_zeros((*query.shape[:-1], self.value_dim))
-        for b, start in enumerate(self._kept.starts):
+        for b, (start, stop) in enumerate(zip(self._kept.starts, ends, strict=True)):
             first = max(start - (positions - n), 0)  # queries before are padding's
             key, value = (x[b : b + 1, :, start:] for x in (self.key, self.value))
             whole = first == 0 and n == positions  # else a mask in pieces, for its memory
             size = max(n, 1) if whole else 1024
-            for begin in range(first, n, size):
-                end = min(begin + size, n)
+            for begin in range(first, stop, size):
+                end = min(begin + size, stop)
                 last = positions - n + end - start  # keys that the last of them sees
                 causal = begin == 0 and end == last
                 mask = None

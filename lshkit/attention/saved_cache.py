@@ -39,13 +39,17 @@ def load(cache: CodeCache, saved: dict[str, Tensor]) -> None:
     if not planes.isfinite().all():
         raise ValueError("planes must be finite")
     starts = checked_tensor("starts", saved["starts"], torch.int64, (cache.batch_size,))
-    positions = saved["key"].shape[2] if getattr(saved["key"], "ndim", 0) == 4 else 0
+    if getattr(saved["key"], "ndim", 4) != 4:
+        raise ValueError(f"key must have 4 dimensions, got {tuple(saved['key'].shape)}")
+    positions = saved["key"].shape[2] if isinstance(saved["key"], torch.Tensor) else 0
     shape = cache.batch_size, cache.num_key_heads, positions
     key = checked_tensor("key", saved["key"], cache.dtype, (*shape, cache.head_dim))
     value = checked_tensor("value", saved["value"], cache.dtype, (*shape, cache.value_dim))
     if bool((starts < 0).any() or (starts > positions).any()):
         raise ValueError(f"starts must be from 0 to {positions}, got {starts.tolist()}")
-    key, value, starts, planes = (x.to("cpu", copy=True) for x in (key, value, starts, planes))
+    key, value, starts, planes = (
+        x.to("cpu", copy=True).contiguous() for x in (key, value, starts, planes)
+    )
     cache.reset()
     with torch.no_grad():
         cache.append(key, value)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lshkit.attention.decoding import YosoState
 
 VERSION = 3
+MOST_POSITIONS = 2**62  # so that more can be added
 TABLE_DTYPES = (torch.float32, torch.float16)
 # Attributes that two states must share for one to load the other, beside the estimator's fields.
 CONFIG = (
@@ -47,8 +48,8 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
             raise ValueError("state_dict is of a state with other planes than this one's")
     new = {name: checked_tensor(name, saved[name], x.dtype, x.shape) for name, x in tensors.items()}
     positions = int(checked_tensor("positions", saved["positions"], torch.int64, ()))
-    if positions < 0:
-        raise ValueError(f"positions must be >= 0, got {positions}")
+    if not 0 <= positions <= MOST_POSITIONS:
+        raise ValueError(f"positions must be from 0 to {MOST_POSITIONS}, got {positions}")
     if (new["masked"] > positions).any():  # below 0 where a captured graph was replayed
         most = int(new["masked"].max())
         raise ValueError(f"masked must be at most positions={positions}, got {most}")

@@ -22,9 +22,9 @@ class SoftmaxCache:
     cache selects: all of up to 1,024, then a sample as large as its epsilon asks for and its
     max_share allows (see `CodeCache`). A call with several reads all keys, in quadratic time: that
     is softmax itself, where the module's forward without a state samples sequences longer than
-    `exact_up_to`. (From a key or value that is not finite on, positions are read one by one.) Keys
-    and values are float32, and memory grows with the positions. Ignored keys can only be left
-    padding. An error leaves the cache as it was.
+    `exact_up_to`. (Of a sequence with a key or value that is not finite, positions from it on are
+    read one by one.) Keys and values are float32, and memory grows with the positions. Ignored keys
+    can only be left padding. An error leaves the cache as it was.
     """
 
     def __init__(
@@ -73,17 +73,25 @@ class SoftmaxCache:
             key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
         rows = units(query) * scale, units(key), value.float()
         n = query.shape[2]
-        finite = self._finite and all(bool(x.isfinite().all()) for x in rows[1:])
+        self._finite = self._finite and all(bool(x.isfinite().all()) for x in rows[1:])
         if n == 1:
             out = self.cache.step(*rows, attn_mask)
-        elif n == 0 or finite:
+        elif n == 0 or self._finite:
             out = self.cache.prefill(*rows, attn_mask)
         else:  # products of all keys would give a NaN to every row
-            masks = [None] * n if attn_mask is None else attn_mask.split(1, 1)
-            parts = zip(*(x.split(1, 2) for x in rows), masks, strict=True)
-            out = torch.cat([self.cache.step(*part) for part in parts], 2)
-        self._finite = finite
+            self.cache.append(*rows[1:], attn_mask)
+            known = self._finite_positions(n)
+            out = self.cache._attend_exactly(rows[0], known.tolist())
+            later = torch.arange(n) >= known[:, None]
+            if later.any():
+                out = torch.where(later[:, None, :, None], self.cache.attend(rows[0]), out)
         return (unit_rows(out) if self.normalize == "l2" else out).to(self.dtype)
+
+    def _finite_positions(self, n: int) -> Tensor:
+        """How many of the last n positions of each sequence come before what is not finite."""
+        finite = [x.isfinite().all(-1).all(1) for x in (self.cache.key, self.cache.value)]
+        first = (finite[0] & finite[1]).long().cumprod(1).sum(1)
+        return (first - (self.cache.positions - n)).clamp(0, n)
 
     def check(self, mask: Tensor | None, n: int, scale: float | Tensor) -> None:
         """The mask of the next n positions, True takes part, and a scale."""

@@ -131,6 +131,7 @@ def test_centres_follow_the_length():
         ({"epsilon": 1.0}, ValueError, r"epsilon must be in \(0, 1\), got 1.0"),
         ({"delta": 1}, ValueError, "delta"),
         ({"delta": -0.1}, ValueError, "delta"),
+        ({"delta": 0.21}, ValueError, r"delta must be in \(0, 0.2\], got 0.21"),
         ({"delta": "a"}, TypeError, "delta"),
         ({"n_bits": 100}, ValueError, "n_bits must be a multiple of 64"),
         ({"n_bits": 320}, ValueError, "n_bits"),
@@ -142,6 +143,7 @@ def test_centres_follow_the_length():
         ({"scale": 0}, ValueError, "scale"),
         ({"dtype": torch.float64}, TypeError, "dtype"),
         ({"seed": -1}, ValueError, "seed"),
+        ({"seed": torch.tensor([-1])}, ValueError, "seed must be an integer >= 0, got -1"),
         ({"head_dim": 5000}, ValueError, "head_dim"),
     ],
 )
@@ -210,3 +212,16 @@ def test_masks_that_it_cannot_hold(mask, error, message):
     with pytest.raises(error, match=message):
         cache.append(key, value, mask)
     assert cache.positions == 40 and cache.length.tolist() == [10, 40]
+
+
+def test_entries_of_any_layout_are_loaded():
+    query, key, value = qkv("spread", 1500)
+    cache = filled(query, key, value)
+    saved = {
+        name: x.mT.contiguous().mT if x.dim() > 1 else x for name, x in cache.state_dict().items()
+    }
+    other = filled(query, key, value).reset()
+    other.load_state_dict(saved)
+    assert torch.equal(other.attend(query), cache.attend(query))
+    with pytest.raises(ValueError, match="key must have 4 dimensions"):
+        other.load_state_dict(saved | {"key": saved["key"].flatten(1)})

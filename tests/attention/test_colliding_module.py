@@ -170,6 +170,25 @@ class TestDecoding:
             torch.testing.assert_close(got, wanted[rows, 4:], rtol=1e-5, atol=1e-5)
 
     @torch.no_grad()
+    @pytest.mark.parametrize("short_conv", [None, 3])
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+    def test_rows_that_are_not_finite_change_no_row_before_and_no_other_sequence(
+        self, bad, short_conv
+    ):
+        module = self.module(short_conv=short_conv)
+        x = torch.randn(2, 1300, 24)
+        y = x.clone()
+        y[0, 1200] = bad
+        wanted, got = (self.decoded(module, module.new_cache(2), z, [1100, 200]) for z in (x, y))
+        assert torch.equal(got[1], wanted[1])
+        torch.testing.assert_close(got[0, :1200], wanted[0, :1200], rtol=1e-5, atol=1e-5)
+        assert got[0, 1210:].isfinite().all()  # behind both convolutions
+        stepped = self.decoded(module, module.new_cache(2), y, [1200, *[1] * 100])
+        torch.testing.assert_close(
+            got[0, 1200:], stepped[0, 1200:], rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+
+    @torch.no_grad()
     def test_under_autocast_and_in_bfloat16(self):
         module, x = self.module(), torch.randn(2, 12, 24)
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -31,6 +31,27 @@ OPTIONS = (
 )
 
 
+class _Owner:
+    """The module that a cache was filled by, which it does not keep alive. A pickle has none."""
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self._module = None if module is None else weakref.ref(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Owner":
+        other = _Owner()
+        other._module = self._module
+        return other
+
+    def __reduce__(self) -> Any:
+        return _Owner, ()
+
+    def admits(self, module: nn.Module) -> bool:
+        """Whether this is it: the first that asks is."""
+        if self._module is None:
+            self._module = weakref.ref(module)
+        return self._module() is module
+
+
 class CodeCacheLayer(DynamicLayer):
     """One layer of a model: a `CodeCache`, made when the first keys come."""
 
@@ -50,7 +71,7 @@ class CodeCacheLayer(DynamicLayer):
         self.keys = self.values = None
         self.is_initialized = False
         self.cache: CodeCache | None = None
-        self.module: weakref.ref[nn.Module] | None = None
+        self.owner = _Owner()
         self.last: StepReport | None = None
         self.read = self.seen = 0  # keys, of all steps
 
@@ -120,9 +141,7 @@ class CodeCacheLayer(DynamicLayer):
     def attend(self, module: nn.Module, query: Tensor, mask: Mask, scaling: float | None) -> Tensor:
         """Of the queries of the last positions: few of them read few keys, a prompt all."""
         cache = self._made()
-        if self.module is None:
-            self.module = weakref.ref(module)
-        elif self.module() is not module:
+        if not self.owner.admits(module):
             raise ValueError(
                 "past_key_values must be of this model: the cache was filled by another one, or by "
                 "another layer (reset() empties it)"

@@ -79,6 +79,9 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
         **_: Any,
     ) -> Tensor:
         keys = _padding(attention_mask, kv_offset, kv_length)
+        if keys is not None and keys.shape[0] not in (1, batch_size):
+            got = tuple(attention_mask.shape)  # type: ignore[union-attr]
+            raise ValueError(f"attention_mask must be of {batch_size} sequences, got shape {got}")
         sizes = batch_size, q_length, kv_length, q_offset, kv_offset
         # A window or chunk that all tokens so far are in: a full cache has local_size keys. The
         # flags say that nothing else is in the pattern.

@@ -141,6 +141,7 @@ class ContextParallel(AcrossRanks):
 
         Parts differ by a row (or two) at most.
         """
+        _check_dim(x, dim)
         return x.index_select(dim, self.positions(x.shape[dim], x.device))
 
     def gather(self, x: Tensor, dim: int = -2) -> Tensor:
@@ -148,6 +149,7 @@ class ContextParallel(AcrossRanks):
 
         Differentiable; all ranks must call.
         """
+        _check_dim(x, dim)
         x = x.movedim(dim, 0)
         rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
         lengths = self._ranks.all_gather(torch.tensor([len(x)], device=x.device))
@@ -345,3 +347,11 @@ class ContextParallel(AcrossRanks):
             LOGGER.info("exchange=%r: %s", chosen, why)
         self.last_exchange, self.last_reason = chosen, why
         return chosen
+
+
+def _check_dim(x: Any, dim: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    if not -x.dim() <= checks.integer("dim", dim, -64) < x.dim():
+        wanted = f"a dimension of x, of shape {tuple(x.shape)}"
+        raise ValueError(f"dim must be {wanted}, got {dim}")

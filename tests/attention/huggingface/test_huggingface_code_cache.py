@@ -1,5 +1,8 @@
 """transformers' Cache interface on the cache of codes."""
 
+import copy
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -185,6 +188,16 @@ def test_state_dict(model, tmp_path):
         other.load_state_dict({"7.key": torch.zeros(1)})
     with pytest.raises(ValueError, match="key"):
         other.load_state_dict({})
+
+
+def test_a_filled_cache_is_pickled_without_its_model(model):
+    cache = code_cache(model)
+    run(model, cache, ids(20))
+    other = pickle.loads(pickle.dumps(cache))
+    copied = copy.deepcopy(cache)
+    wanted = run(model, cache, ids(1))
+    assert torch.equal(run(model, other, ids(1)), wanted)
+    assert torch.equal(run(model, copied, ids(1)), wanted)
 
 
 def test_a_cache_of_another_model(model):
