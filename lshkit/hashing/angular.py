@@ -366,6 +366,11 @@ class FastHadamard(_AngularFamily):
 
     family = "hadamard"
 
+    def _restore(self, arrays: Mapping[str, Any]) -> None:
+        super()._restore(arrays)
+        if not (np.abs(self.signs) == 1).all():
+            raise ValueError("parameters must hold signs of 1 and -1 from row 3 on")
+
     @property
     def angles(self) -> NDArray[np.float32]:
         """Angles `(3, D/2)` of G0, G1 and G2, which rotate the planes (i, i + D/2)."""

@@ -25,6 +25,7 @@ class _BinnedFamily(HashFamily):
     """What the families of the distance share."""
 
     _core: Callable[..., bool]
+    shifts: NDArray[np.float64]
 
     def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -71,6 +72,10 @@ class _BinnedFamily(HashFamily):
             if check_finite and not finite:
                 self._refuse_non_finite(given, None)  # names the row
         return codes if torch is None else torch.from_numpy(codes)
+
+    def _check_shifts(self) -> None:
+        if not ((self.shifts >= 0) & (self.shifts < 1)).all():
+            raise ValueError("shifts must be in [0, 1)")
 
     def _probability(self, distance: np.ndarray) -> np.ndarray:
         of_bins = self._bin_probability(distance)
@@ -168,6 +173,7 @@ class EuclideanLSH(_BinnedFamily):
         directions = {"directions": (*shape, self.n_features), "shifts": shape}
         self._restore_numbers(arrays, directions, np.float64)
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
+        self._check_shifts()
 
     def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if self.p == 1:
@@ -296,6 +302,7 @@ class RandomBinning(_BinnedFamily):
         shape = self.n_hashes, self.n_features
         self._restore_numbers(arrays, {"scales": shape, "shifts": shape}, np.float64)
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
+        self._check_shifts()
 
     def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         h = self.bandwidth

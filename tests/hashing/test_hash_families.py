@@ -231,6 +231,21 @@ def test_damaged_arrays_are_refused(name):
             hashing.from_arrays(good | {key: value})
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e30, -1.0])
+def test_numbers_that_no_family_has(factor):
+    good = FastHadamard(5, 4, 3, seed=0).to_arrays()
+    changed = good | {"parameters": good["parameters"] * np.float32(factor)}
+    if factor == -1:  # signs the other way round
+        assert hashing.from_arrays(changed).n_bits == 4
+    else:
+        with pytest.raises(ValueError, match="parameters must hold signs"):
+            hashing.from_arrays(changed)
+    for family in (EuclideanLSH(5, 4, 3, width=1.0), RandomBinning(5, 3, bandwidth=1.0)):
+        good = family.to_arrays()
+        with pytest.raises(ValueError, match="shifts must be in"):
+            hashing.from_arrays(good | {"shifts": good["shifts"] + 1})
+
+
 def test_arrays_of_another_family():
     arrays = Hyperplane(7, 3, 5, seed=3).to_arrays()
     for no_dict in (None, [1], np.zeros(3)):
