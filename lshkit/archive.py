@@ -324,10 +324,10 @@ def family_arrays(settings: dict[str, Any]) -> Expected:
     """What `Archive.read` is to expect of the family of which these are the header's settings."""
     if not isinstance(settings, dict):
         raise ValueError(f"hasher must be a dict, got {settings!r:.80}")
-    family = FAMILIES.get(settings["family"])
-    if family is None:
-        known = ", ".join(sorted(FAMILIES))
-        raise ValueError(f"family must be one of {known}, got {settings['family']!r}")
+    name = settings["family"]
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"family must be one of {', '.join(sorted(FAMILIES))}, got {name!r:.80}")
+    family = FAMILIES[name]
     return {f"hasher.{name}": (TYPES, None) for name in family.array_names(settings)}
 
 

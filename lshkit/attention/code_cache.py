@@ -56,9 +56,9 @@ class CodeCache:
         n_bits: signs kept of a key, a multiple of 64 from 64 to 256: n_bits / 8 + 1 bytes a key.
             Fewer are read faster, but point less precisely to the keys that matter.
         epsilon: wanted error, in (0, 1).
-        delta: probability with which a step may exceed it, in (0, 0.2]: the norm of an error that
-            spreads over many directions is hardly ever below one standard error, which a larger
-            delta would state.
+        delta: probability with which a step may exceed it, in (0, 0.2]. A larger one would state
+            an error of about one standard error or less, which the norm of an error that spreads
+            over many directions nearly always exceeds.
         min_share: share of the keys that are drawn at least, beside sinks and window, in (0, 1]: in
             two samples of half of it each. Keys in both are read once, so that 0.01 reads about
             0.01, but 0.2 about 0.18 and 1 about 0.65.

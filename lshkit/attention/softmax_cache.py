@@ -73,18 +73,20 @@ class SoftmaxCache:
             key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
         rows = units(query) * scale, units(key), value.float()
         n = query.shape[2]
-        self._finite = self._finite and all(bool(x.isfinite().all()) for x in rows[1:])
+        finite = self._finite and all(bool(x.isfinite().all()) for x in rows[1:])
         if n == 1:
             out = self.cache.step(*rows, attn_mask)
-        elif n == 0 or self._finite:
+        elif n == 0 or finite:
             out = self.cache.prefill(*rows, attn_mask)
         else:  # products of all keys would give a NaN to every row
             self.cache.append(*rows[1:], attn_mask)
             known = self._finite_positions(n)
             out = self.cache._attend_exactly(rows[0], known.tolist())
-            later = torch.arange(n) >= known[:, None]
-            if later.any():
-                out = torch.where(later[:, None, :, None], self.cache.attend(rows[0]), out)
+            if (first := int(known.min())) < n:
+                later = torch.arange(first, n) >= known[:, None]
+                read = self.cache.attend(rows[0][:, :, first:])
+                out[:, :, first:] = torch.where(later[:, None, :, None], read, out[:, :, first:])
+        self._finite = finite
         return (unit_rows(out) if self.normalize == "l2" else out).to(self.dtype)
 
     def _finite_positions(self, n: int) -> Tensor:

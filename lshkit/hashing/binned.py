@@ -301,6 +301,8 @@ class RandomBinning(_BinnedFamily):
         self.bandwidth = self._checked(np.asarray(entry(arrays, "bandwidth"))[()])
         shape = self.n_hashes, self.n_features
         self._restore_numbers(arrays, {"scales": shape, "shifts": shape}, np.float64)
+        if not (self.scales > 0).all():
+            raise ValueError("scales must be > 0")
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
         self._check_shifts()
 

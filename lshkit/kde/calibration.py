@@ -40,7 +40,10 @@ def most_failures(n: int, share: float, risk: float = RISK) -> int:
 
 
 def of_logarithm(ratio: np.ndarray) -> np.ndarray:
-    """log(ratio) / (ratio - 1) of ratios up to 1; below 1/2 as there, which is 1.39."""
+    """log(ratio) / (ratio - 1) of ratios up to 1, at most what it is at 1/2, 1.39.
+
+    So of estimates that are more than twice the density, logarithms do not count in full.
+    """
     ratio = np.clip(ratio, 0.5, 1 - 1e-9)
     return np.log(ratio) / (ratio - 1)
 
@@ -148,8 +151,9 @@ class Run:
         In densities, and in their logarithms, where estimates that are too large are farther off.
         Of those that are not exact. Queries to come see the held-out rows as well, which moves
         their errors. Those of equal and of near queries move together: were they just within what
-        is stated here, they might all be beyond it there. moved: with what such a move may add:
-        of the errors' deviation, which is at least what is stated, and of equal queries the error.
+        is stated here, they might all be beyond it there. moved: with what such a move may add: so
+        many deviations of a size, which is the stated error, or the error itself where that is
+        more.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.mean > self.exact, self.exact / self.mean, 1)

@@ -13,7 +13,7 @@ from lshkit.kde.sums import Sums
 
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
-LOST = 1e-9
+LOST, FAR = 1e-9, 1e-5  # bandwidths
 SIZES_AT_ONCE = 32  # features of an L1 distance that the core adds up one after another
 TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
@@ -98,7 +98,8 @@ class Geometry:
         may come from computing distances in float32; queries that would exceed it are computed in
         float64. reach: the largest norm of a scaled key.
         blocks: the keys in `blocks_of` too, which is quicker for few queries and gives equal bits.
-        given: the queries as given, for compact kernels; not wanted where the keys are scaled.
+        given: the queries as given; not wanted where the keys are scaled. Compact kernels need
+        them, others where scaled rows far from the centre are rounded by what matters.
         """
         norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
         sums = np.empty((len(queries), 3))
@@ -154,7 +155,8 @@ class Geometry:
         around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance))
         if len(around):
             some = queries[around], self._cell_size(tolerance)
-            sums[around] = self._sums_around(*some, keys, weights, scaled, threads)
+            as_given = None if given is None or scaled else given[around]
+            sums[around] = self._sums_around(*some, keys, weights, scaled, threads, as_given)
         if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
@@ -162,12 +164,15 @@ class Geometry:
     def _cancel(self, norms: np.ndarray, shift: np.ndarray, tolerance: float) -> np.ndarray:
         """Queries so far from the centre that float64 loses their distances from rows near them.
 
-        Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2.
+        Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2. Of sizes
+        it is the rounding of the scaled rows.
         """
-        if self.kernel not in ("gaussian", "exponential"):  # compact ones: the core subtracts there
+        if self.kernel == "angular" or self.kernel in kernels.COMPACT:  # the core subtracts there
             return np.zeros(len(norms), bool)
         with np.errstate(over="ignore", invalid="ignore"):
             lost = DOUBLE_ROUNDING * norms**2
+            if self.kernel == "laplacian":
+                lost = 2 * DOUBLE_ROUNDING * np.sqrt(len(self.bandwidth)) * norms
             wanted = 2 * tolerance * np.maximum(np.abs(shift), 1)
             if self.kernel == "exponential":  # shift is the least distance
                 lost = lost / np.maximum(np.abs(shift), np.sqrt(lost))
@@ -193,6 +198,13 @@ class Geometry:
             sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
+    def far(self, queries: np.ndarray) -> np.ndarray:
+        """Scaled queries that are rounded by more than FAR bandwidths: near rows would be one."""
+        if self.kernel == "angular":
+            return np.zeros(len(queries), bool)
+        with np.errstate(over="ignore"):
+            return ~(DOUBLE_ROUNDING * np.sqrt(np.einsum("ij,ij->i", queries, queries)) <= FAR)
+
     def _cell_size(self, tolerance: float) -> float:
         """The side of cubes, a power of 2, in which nothing cancels that matters."""
         lost = tolerance**2 if self.kernel == "exponential" else 0.5 * tolerance
@@ -206,9 +218,33 @@ class Geometry:
         weights: np.ndarray | None,
         scaled: bool,
         threads: int,
+        given: np.ndarray | None,
     ) -> np.ndarray:
-        """The sums of queries with the rows centred in their cell, a cube of this size."""
-        groups = list(_groups(size * np.rint(queries / size)))
+        """The sums of queries with the rows centred in their cell, a cube of this size.
+
+        With the queries as given, as the keys are, the centre is one of them: no row near it is
+        rounded by being scaled.
+        """
+        where = queries if given is None else given * self.inverse
+        groups = list(_groups(size * np.rint(where / size)))
+        if given is not None:
+            sums = Sums.zeros(len(queries))
+            for _, members in groups:
+                centre = np.array(given[members[0]], np.float64)
+                out = np.empty((len(members), 3))
+                _C.kernel_sums(
+                    kernels.CODES[self.kernel],
+                    self.n_bits,
+                    np.ascontiguousarray((given[members] - centre) * self.inverse),
+                    keys,
+                    centre,
+                    self.inverse,
+                    weights,
+                    out,
+                    threads,
+                )
+                sums[members] = Sums(*out.T)
+            return np.stack([sums.shift, sums.total, sums.squares], axis=1)
         sums, ones = Sums.zeros(len(queries)), np.ones(queries.shape[1])
         for first in range(0, len(keys), 8192):
             part = slice(first, first + 8192)
@@ -247,10 +283,9 @@ def centre_of(X: np.ndarray) -> np.ndarray:
 
 
 def without_loss(X: np.ndarray, centre: np.ndarray, bandwidth: np.ndarray) -> np.ndarray:
-    """The centre, 0 in features where rows less it are rounded: near rows would become one.
+    """The centre, 0 in features where some row less it is rounded by more than LOST bandwidths.
 
-    That is where rows are much nearer to 0 than to the centre, as a few are beside many far ones.
-    A rounding of LOST bandwidths is none.
+    A few rows beside many far ones are much nearer to 0 than to the centre: they would become one.
     """
     far = np.flatnonzero(np.abs(centre) * DOUBLE_ROUNDING > LOST * bandwidth)
     for c in far:

@@ -183,8 +183,17 @@ class Method(abc.ABC):
         return self.geometry.scale(X)
 
     def estimate(self, X: np.ndarray, threads: int, with_error: bool = True) -> Estimate:
-        """`Estimate` of rows X as given; errors are at least `error_floor`, unless all is read."""
-        got = self.sampled(self.scaled(X), threads, None, with_error)
+        """`Estimate` of rows X as given; errors are at least `error_floor`, unless all is read.
+
+        Exact for queries so far from the centre that scaled rows beside them are rounded.
+        """
+        scaled = self.scaled(X)
+        got = self.sampled(scaled, threads, None, with_error)
+        if len(far := np.flatnonzero(self.geometry.far(scaled))):
+            sums = self.training.sums(scaled[far], threads, in_blocks=False, given=X[far])
+            rows = np.full(len(far), len(self.training.X))
+            mean = sums.total / self.training.total
+            got[far] = Estimate(sums.shift, mean, np.zeros(len(far)), rows)
         if with_error and self.error_floor is not None:
             raised = got.rows < len(self.training.X)
             factor = np.exp(np.minimum(self.error_floor - got.shift[raised], 700))

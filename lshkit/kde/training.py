@@ -11,7 +11,6 @@ from lshkit.kde.geometry import (
     Geometry,
     centre_of,
     in_range_of_squares,
-    without_loss,
 )
 from lshkit.kde.sums import EXACT, SAMPLED, Sums
 
@@ -90,8 +89,7 @@ def training_of(
     """The `Training` of rows, centred for their distances; without rows that do not count."""
     if weights is not None and weights.min() < LEAST:
         X, weights = X[weights >= LEAST], weights[weights >= LEAST]
-    centre = without_loss(X, centre_of(X), bandwidth)
-    return Training(X, weights, Geometry(kernel, n_bits, centre, bandwidth), seed)
+    return Training(X, weights, Geometry(kernel, n_bits, centre_of(X), bandwidth), seed)
 
 
 class PermutedRows:

@@ -291,7 +291,13 @@ def _exact_sums(
     geometry: Geometry, rows: np.ndarray, labels: np.ndarray, threads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s'Ks, s'K1 `(n_labels, 1)` and 1'K1 `(1,)`: K in blocks, on one side of its diagonal."""
-    rows = geometry.scale(rows)
+    width = 1.0
+    if geometry.kernel != "angular" and (geometry.bandwidth == geometry.bandwidth[0]).all():
+        # Scaled by a power of 2: less a centre, far rows would be rounded to one another.
+        width, exponent = np.frexp(geometry.bandwidth[0])
+        rows = np.ldexp(rows, -exponent)
+    else:
+        rows = geometry.scale(rows)
     firsts = range(0, len(rows), BLOCK)
 
     def of_block(first: int) -> tuple[np.ndarray, np.ndarray]:
@@ -299,7 +305,7 @@ def _exact_sums(
         products, row_sums = np.zeros((len(rows[part]), labels.shape[1])), np.zeros(len(rows))
         for other in range(first, len(rows), BLOCK):
             columns = slice(other, other + BLOCK)
-            kernel = np.exp(log_kernels(geometry, rows[part], rows[columns]))
+            kernel = np.exp(log_kernels(geometry, rows[part], rows[columns], width))
             if other == first:
                 np.fill_diagonal(kernel, 0)
                 kernel *= 0.5  # of which both sides are here

@@ -300,7 +300,9 @@ class SampledMeans:
 
     def estimate(self, X: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
-        means, errors, rest, _ = self._sampled(self.geometry.scale(X), threads)
+        scaled = self.geometry.scale(X)
+        means, errors, rest, _ = self._sampled(scaled, threads)
+        rest = np.union1d(rest, np.flatnonzero(self.geometry.far(scaled)))
         if len(rest):
             means[rest], errors[rest] = self.exact.estimate(X[rest], threads)
         return means, errors

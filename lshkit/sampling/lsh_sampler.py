@@ -334,6 +334,11 @@ class LSHSampler(InBytes):
     def _append(self, part: dict[str, Any]) -> Self:
         n = len(part["codes"])
         assert self._next is not None
+        if part["weights"] is not None:
+            with np.errstate(over="ignore"):
+                total = sum(float(x["weights"].sum()) for x in (*self._parts, part))
+            if not np.isfinite(total):
+                raise ValueError("weights must have a finite sum with those before, got infinity")
         indices = np.arange(self._next, self._next + n)
         self._parts.append(dict(part, indices=indices))
         self._next += n

@@ -168,7 +168,7 @@ class SampledSoftmaxLoss(nn.Module):
             raise TypeError(f"linear must be a torch.nn.Linear, got a {type(linear).__name__}")
         for name in ("weight", "bias"):
             if name in options:
-                raise TypeError(f"{name} is the linear layer's: from_linear takes none")
+                raise TypeError(f"{name} is the linear layer's: give it to the layer")
         bias = False if linear.bias is None else linear.bias
         shared: dict[str, Any] = {"weight": linear.weight, "bias": bias}
         return cls(linear.in_features, linear.out_features, **shared, **options)

@@ -244,6 +244,8 @@ def test_numbers_that_no_family_has(factor):
         good = family.to_arrays()
         with pytest.raises(ValueError, match="shifts must be in"):
             hashing.from_arrays(good | {"shifts": good["shifts"] + 1})
+    with pytest.raises(ValueError, match="scales must be > 0"):
+        hashing.from_arrays(good | {"scales": -good["scales"]})
 
 
 def test_arrays_of_another_family():

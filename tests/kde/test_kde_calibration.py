@@ -14,6 +14,7 @@ from lshkit.kde.calibration import (
     N_HELD_OUT,
     RISK,
     HeldOut,
+    Run,
     most_failures,
     of_logarithm,
 )
@@ -115,24 +116,27 @@ def test_stated_errors_hold_for_rows_of_very_unequal_counts(seed):
     assert np.mean(np.abs(np.expm1(got - exact)) > 3 * error + 1e-5) <= BEYOND
 
 
-@pytest.mark.parametrize("d", [1, 2])
-def test_stated_errors_hold_where_all_queries_are_near_each_other(d):
-    """Of densities, and of their logarithms: in few dimensions errors of many queries are one.
+def run_of(mean, exact, error, added=0.0, n=1000):
+    """A calibration of queries with these estimates, densities and stated errors."""
+    run = object.__new__(Run)
+    run.mean, run.exact, run.error, run.added, run.shift = (
+        np.full(n, x) for x in (mean, exact, error, added, 0.0)
+    )
+    run.off, run.log_at_risk = np.abs(run.mean - run.exact), np.log(run.mean)
+    run.read_all = run.repeated = np.zeros(n, bool)
+    return run
 
-    A fit in a hundred may exceed BEYOND; 4 of 80 do with a probability of 1 %.
-    """
-    beyond = []
-    for seed in range(80):
-        rng = np.random.default_rng(100 + seed)
-        X, queries = rng.normal(size=(6000, d)), rng.normal(size=(2000, d))
-        density = LSHKernelDensity(bandwidth=0.3 if d == 1 else 1.0, random_state=seed).fit(X)
-        got, error = density.score_samples(queries, return_std=True)
-        exact = LSHKernelDensity(bandwidth=density.bandwidth_, algorithm="brute").fit(X)
-        off = got - exact.score_samples(queries)
-        sampled = error > 0
-        of_density, of_log = np.abs(np.expm1(-off)), np.abs(off)
-        beyond.append([np.mean(sampled & (x > 3 * error)) for x in (of_density, of_log)])
-    assert np.all(np.sum(np.array(beyond) > BEYOND, axis=0) < 4)
+
+def test_the_floor_covers_logarithms_and_what_moves_near_queries_together():
+    assert run_of(1.25, 1.0, 0.25 / 2.6).error_floor() is None
+    floor = run_of(1.25, 1.0, 0.25 / 2.9).error_floor()  # 3.23 of the logarithm
+    assert np.exp(floor / 2) * 1.25**0.5 == pytest.approx(1.25 * np.log(1.25) / 3)
+    few = run_of(0.8, 1.0, 0.2 / 2.9, added=0.01)
+    assert few.error_floor(moved=False) is None
+    assert np.exp(few.error_floor() / 2) * 0.8**0.5 == pytest.approx(
+        (0.2 + 0.1 * 3.1 * 0.2 / 2.9) / 3
+    )
+    assert run_of(0.8, 1.0, np.inf, added=0.0).error_floor() is None
 
 
 def test_an_error_counts_by_the_logarithm_where_that_is_more():

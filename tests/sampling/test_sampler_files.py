@@ -118,6 +118,14 @@ def test_files_with_bad_weights():
         LSHSampler.load(huge)
 
 
+def test_weights_whose_sum_no_file_could_hold():
+    rows, weights = np.random.default_rng(0).normal(size=(10, 6)), np.full(10, 1e307)
+    sampler = LSHSampler(FastHadamard(6, 5, 4, seed=0)).fit(rows, weights)
+    with pytest.raises(ValueError, match="weights must have a finite sum with those before"):
+        sampler.partial_fit(rows, weights)
+    assert sampler.n_rows == 10
+
+
 def test_bytes_do_not_tell_how_rows_came():
     rows, weights = np.random.default_rng(0).normal(size=(40, 6)), np.arange(1.0, 41)
     hasher = FastHadamard(6, 5, 4, seed=0)
