@@ -1,6 +1,7 @@
 """What a `CodeCache` keeps: keys, values and sign codes of the keys, in memory that grows."""
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -155,14 +156,17 @@ class CodedKeys:
                 self._hashed[b] = length
 
     def _centre_by(self, b: int, keys: Tensor) -> None:
-        """The mean of keys `(H_k, n, D)`, and their root mean square distance from it."""
+        """The mean of keys `(H_k, n, D)`, and the unit of their distances from it."""
         for h, first in enumerate(keys):  # in turn: copies of all heads would be large
             first = first.double()
             first = first[first.isfinite().all(-1)]
             centre = first.sum(0) / max(len(first), 1)
             self.centre[b, h] = centre
             squares = (first - centre).square().sum(-1)
-            self.norm[b, h] = (squares.sum() / max(len(first), 1)).sqrt()
+            # Of which a byte holds up to four: all of these keys'. Later ones may be larger.
+            largest = squares.amax(0) if len(first) else 0.0
+            usual = squares.sum() / max(len(first), 1)
+            self.norm[b, h] = math.sqrt(max(float(usual), float(largest) * (64 / 254) ** 2))
 
     def _reserve(self, positions: int) -> None:
         """Room for as many, and for half as many again where there was too little."""

@@ -21,6 +21,7 @@ SHARPNESS = 0.75  # of the sampling: the probability grows as exp(0.75 estimate)
 FLOOR = 0.1  # share of the pilot that is uniform
 COUNTED = 4096  # keys that are counted to find the threshold
 BIN = 16  # units of a bin of that count
+SURE = 32000  # an estimate above every threshold
 LEAST_ERROR = 0.01  # stated of a sample, in epsilon
 
 
@@ -107,7 +108,8 @@ def score_estimates(
     squares = float((z * z).sum()) * d / n_bits
     variance = (scale * norm / 64) ** 2 * squares * (math.pi / 2 - 1) / n_bits
     half = min(int(0.5 * SHARPNESS * UNIT * variance * 65536 + 0.5), 16000)
-    return estimates + ((norms * norms * half) >> 16)
+    # A norm that its byte does not hold is unknown: such a key is always read.
+    return np.where(norms == 255, SURE, estimates + ((norms * norms * half) >> 16))
 
 
 def threshold_for(estimates: np.ndarray, wanted: float, survive: np.ndarray, floor: int) -> int:

@@ -322,3 +322,23 @@ def test_zero_queries_and_constant_keys():
     ).square().mean().sqrt()
     out, report = filled(query, 0 * key + 1, value).attend(query, True)
     assert out.isfinite().all() and (report.error < 0.3).all()
+
+
+@pytest.mark.parametrize("at, n", [(2000, 4096), (8800, 9000)])
+def test_a_key_of_a_norm_far_beyond_the_others_is_not_missed(at, n):
+    """Among the keys whose norms set the unit of the others', and behind them."""
+    rng = torch.Generator().manual_seed(0)
+    missed = 0
+    for seed in range(20):
+        key, value = (torch.randn(1, 1, n, 64, generator=rng) for _ in range(2))
+        query = 0.5 * torch.randn(1, 1, 1, 64, generator=rng)
+        along = query[0, 0, 0] / query.norm()
+        across = torch.randn(64, generator=rng)
+        across -= (across @ along) * along
+        key[0, 0, at] = 96 / query.norm() * along + 1000 * across / across.norm()  # a score of 12
+        cache = CodeCache(1, 1, 64, delta=0.01, max_share=0.3, seed=seed)
+        cache.append(key, value)
+        out, report = cache.attend(query, True)
+        wanted, _, norm = softmax(query, key, value)
+        missed += bool(((out - wanted).norm(dim=-1) > report.error * norm).any())
+    assert missed <= 1

@@ -391,7 +391,9 @@ void code_estimates(const CodeScan& p) {
         const SignedShorts centred = (SignedShorts(sum) - zero) << 4;
         const SignedShorts mean =
             high_product(high_product(centred, SignedShorts(norm << 7)), factor);
-        return mean + SignedShorts(high_product(norm * norm, half_variance));
+        const SignedShorts sure = broadcast(kSureEstimate);
+        const SignedShorts sum_of = mean + SignedShorts(high_product(norm * norm, half_variance));
+        return SignedShorts(norm) == 255 ? sure : sum_of;
       };
       store(out + v * kShorts, estimate(low[v], norms & 255));
       store(out + kHalf + v * kShorts, estimate(high[v], norms >> 8));

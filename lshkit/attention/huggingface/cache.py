@@ -141,14 +141,19 @@ class CodeCacheLayer(DynamicLayer):
     def attend(self, module: nn.Module, query: Tensor, mask: Mask, scaling: float | None) -> Tensor:
         """Of the queries of the last positions: few of them read few keys, a prompt all."""
         cache = self._made()
-        if not self.owner.admits(module):
-            raise ValueError(
-                "past_key_values must be of this model: the cache was filled by another one, or by "
-                "another layer (reset() empties it)"
-            )
+        try:
+            if not self.owner.admits(module):
+                raise ValueError(
+                    "past_key_values must be of this model: the cache was filled by another one, "
+                    "or by another layer (reset() empties it)"
+                )
+            _set_padding(cache, mask)
+        except (ValueError, NotImplementedError):  # without what `update` has appended for it
+            cache.crop(cache.positions - query.shape[2])
+            self._show()
+            raise
         if scaling is not None:
             cache.scale = scaling
-        _set_padding(cache, mask)
         n = query.shape[2]
         past = cache.positions - n
         if 0 < past and n <= self.max_queries:

@@ -208,6 +208,13 @@ def test_a_cache_of_another_model(model):
     other.set_attn_implementation("lshkit_cache")
     with pytest.raises(ValueError, match="past_key_values must be of this model"):
         run(other, cache, ids(1))
+    wanted = run(model, copy.deepcopy(cache), ids(1))
+    hole = torch.ones(2, 21, dtype=torch.long)
+    hole[:, 9] = 0
+    with pytest.raises(NotImplementedError, match="a 0 behind a 1"):
+        run(model, cache, ids(1), hole)
+    assert [layer.get_seq_length() for layer in cache.layers] == [20] * len(cache.layers)
+    assert torch.equal(run(model, cache, ids(1)), wanted)
     half = llama(max_position_embeddings=4096).eval().half()
     half.set_attn_implementation("lshkit_cache")
     cache = code_cache(model)
