@@ -243,7 +243,16 @@ def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
     if kernel in kernels.COMPACT:  # their edge is decided by rows as given
         assert isinstance(keys, _RowsAsGiven)
         scaled = keys.given(first, last)
-    distances = pair_distances(scaled, scaled, indptr, others, p=1 if kernel == "laplacian" else 2)
+    p = 1 if kernel == "laplacian" else 2
+    if isinstance(keys, _RowsAsGiven) and keys.geometry.rounds(scaled):
+        distances, of_pair = np.zeros(len(others)), rows[kept]
+        for column, inverse in zip(
+            keys.training.X[first:last].T, keys.geometry.inverse, strict=True
+        ):
+            given = column.astype(np.float64)
+            distances += np.abs((given[of_pair] - given[others]) * inverse) ** p
+    else:
+        distances = pair_distances(scaled, scaled, indptr, others, p=p)
     if kernel == "angular":
         distances = 2 * np.arcsin(np.minimum(np.sqrt(distances) / 2, 1))
     elif kernel != "laplacian":

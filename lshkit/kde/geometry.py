@@ -198,6 +198,12 @@ class Geometry:
             sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
+    def rounds(self, rows: np.ndarray) -> bool:
+        """Whether some scaled rows are rounded by more than LOST bandwidths."""
+        if self.kernel == "angular" or self.kernel in kernels.COMPACT:
+            return False
+        return bool(DOUBLE_ROUNDING * np.abs(rows).max(initial=0) > LOST)
+
     def far(self, queries: np.ndarray) -> np.ndarray:
         """Scaled queries that are rounded by more than FAR bandwidths: near rows would be one."""
         if self.kernel == "angular":

@@ -154,6 +154,20 @@ def rows_round_trip(group, layout, n):
     return torch.equal(cp.gather(own), x), cp.positions(n).tolist(), own[:, 0].tolist()
 
 
+def gather_unlike_rows(group, unlike):
+    """The error of gathering what differs on the last rank, and whether the group goes on."""
+    cp, dim = ContextParallel(group), -2
+    x = torch.ones(4, 6)
+    if cp.rank == cp.size - 1:
+        x = {"dtype": x.double(), "sizes": x[:, :5], "dims": x[None], "none": None}.get(unlike, x)
+        dim = 0 if unlike == "dim" else dim
+    try:
+        cp.gather(x, dim)
+    except (TypeError, ValueError, RuntimeError) as error:
+        answer = type(error).__name__, str(error)
+    return answer, cp.gather(torch.ones(2, 3)).shape == (2 * cp.size, 3)
+
+
 def error_of(group, make):
     """The error of making a ContextParallel, or of a call with one."""
     try:

@@ -145,6 +145,21 @@ def test_an_error_counts_by_the_logarithm_where_that_is_more():
     )
 
 
+def test_stated_errors_hold_where_points_are_repeated_very_unequally():
+    """A point of many queries is off by rows that no sample met. Before the errors with all rows
+    were looked at, 7 of these 30 fits had 1.5 to 4.6 % of their queries beyond."""
+    beyond = []
+    for seed in (6, 29, 31, 35, 37, 42, 43, *range(100, 123)):
+        rng = np.random.default_rng(seed)
+        points, p = rng.normal(size=(500, 2)), 1 / np.arange(1, 501)
+        X, queries = (points[rng.choice(500, n, p=p / p.sum())] for n in (6000, 2000))
+        density = LSHKernelDensity(bandwidth=0.05, random_state=seed).fit(X)
+        got, error = density.score_samples(queries, return_std=True)
+        exact = LSHKernelDensity(bandwidth=0.05, algorithm="brute").fit(X).score_samples(queries)
+        beyond.append(np.mean(np.abs(got - exact) > 3 * error + 1e-3))
+    assert np.sum(np.array(beyond) > BEYOND) <= 2
+
+
 @pytest.mark.parametrize("case", [x for x in CASES if "hbe" not in x])
 @pytest.mark.filterwarnings("ignore:algorithm=")
 def test_rtol_is_a_bound_with_a_confidence(case):

@@ -83,7 +83,7 @@ def test_a_row_too_far_away_for_the_type_of_the_rows():
     X = np.r_[clustered(3000), np.full((1, 8), 1e9)]
     logs = of_rows(LSHKernelDensity(algorithm="near_far", random_state=0).fit(X))
     assert logs[-1] == pytest.approx(exactly("gaussian", 1.0, X)[-1], rel=1e-6)
-    assert logs[-1] < -1e17 and logs[:-1].min() > -100
+    assert logs[-1] < -1e17 and logs[:-1].min() > -1000
 
 
 @pytest.mark.parametrize(("algorithm", "bandwidth"), [("random", 6.0), ("near_far", 2.0)])
@@ -130,3 +130,18 @@ def test_same_bits_at_any_number_of_threads():
     for algorithm in ("brute", "near_far"):
         density = LSHKernelDensity(algorithm=algorithm, random_state=0).fit(X)
         assert np.array_equal(*(log_means_of_rows(density._method, t) for t in (1, 2)))
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+@pytest.mark.parametrize("far", [1e9, 1e12, 1e15])
+def test_exact_of_rows_in_two_far_places(kernel, far):
+    X = np.random.default_rng(1).normal(size=(150, 3))
+    X[75:, 0] += far
+    density = LSHKernelDensity(kernel, 0.7, algorithm="brute", normalize=False).fit(X)
+    differences = (X[:, None] - X) / 0.7
+    p = 1 if kernel == "laplacian" else 2
+    distances = np.linalg.norm(differences, p, axis=-1)
+    logs = -0.5 * distances**2 if kernel == "gaussian" else -distances
+    np.fill_diagonal(logs, -np.inf)
+    wanted = np.logaddexp.reduce(logs, axis=1) - np.log(149)
+    assert np.allclose(of_rows(density), wanted, rtol=0, atol=1e-6)

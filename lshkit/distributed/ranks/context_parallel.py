@@ -147,13 +147,15 @@ class ContextParallel(AcrossRanks):
     def gather(self, x: Tensor, dim: int = -2) -> Tensor:
         """The rows of all ranks in order along dim, on every rank: the reverse of `shard`.
 
-        Differentiable; all ranks must call.
+        Differentiable; all ranks must call, with one dtype and the same sizes but for the rows:
+        ValueError on all of them otherwise.
         """
-        _check_dim(x, dim)
+        self.checked(_check_dim, x, dim)
         x = x.movedim(dim, 0)
         rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
-        lengths = self._ranks.all_gather(torch.tensor([len(x)], device=x.device))
-        held = Rows(lengths.flatten().tolist(), self.layout)
+        description = {"dtype": str(x.dtype), "dim": dim, "sizes beside dim": list(x.shape[1:])}
+        headers = self._agree(description, [_digest(description), len(x), 0, 0, 0])
+        held = Rows([length for _, length, *_ in headers], self.layout)
         plan = fetch_plan(self.rank, held, [[(0, held.total)]] * self.size)
         (out,) = fetch(self._ranks, plan, rows)
         return out.reshape(held.total, *x.shape[1:]).movedim(0, dim)
@@ -204,9 +206,7 @@ class ContextParallel(AcrossRanks):
         seed = int(seed_tensor(call.seed))
         n_rows = call.query.shape[2], call.key.shape[2]
         description = self._describe(estimator, call, causal_offset)
-        digest = int.from_bytes(
-            hashlib.sha256(json.dumps(description, sort_keys=True).encode()).digest()[:7], "big"
-        )
+        digest = _digest(description)
         headers = self._agree(description, [digest, seed, *n_rows, call.key_mask is not None])
         seeds, query_lengths, key_lengths, masks = zip(*(h[1:] for h in headers), strict=True)
         if call.key_mask is None and any(masks):
@@ -347,6 +347,11 @@ class ContextParallel(AcrossRanks):
             LOGGER.info("exchange=%r: %s", chosen, why)
         self.last_exchange, self.last_reason = chosen, why
         return chosen
+
+
+def _digest(description: dict[str, Any]) -> int:
+    text = json.dumps(description, sort_keys=True).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
 
 
 def _check_dim(x: Any, dim: Any) -> None:

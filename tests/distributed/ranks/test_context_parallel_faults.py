@@ -167,6 +167,19 @@ def test_shard_positions_and_gather(ranks, layout):
             assert positions[0] == [0, 1, 2, 3, 20, 21, 22, 23]
 
 
+@pytest.mark.parametrize("unlike", ["dtype", "sizes", "dims", "dim", "none"])
+def test_rows_that_cannot_be_gathered_are_an_error_on_every_rank(ranks, unlike):
+    answers = ranks.run(3, of_ranks.gather_unlike_rows, unlike)
+    assert all(goes_on for _, goes_on in answers)
+    errors = [error for error, _ in answers]
+    if unlike == "none":
+        assert errors[2] == ("TypeError", "x must be a tensor, got NoneType")
+        assert all("rank 2 refused its arguments: x must be" in text for _, text in errors[:2])
+    else:
+        name = {"dtype": "dtype", "dim": "dim"}.get(unlike, "sizes beside dim")
+        assert all(kind == "ValueError" and text.startswith(name) for kind, text in errors)
+
+
 # ------------------------------------------------------------------------------------- costs
 
 
