@@ -9,7 +9,7 @@ probability, risk-controlling prediction sets, Bates et al. 2021), whatever the 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import binom
@@ -98,36 +98,23 @@ class HeldOut:
         return (counts > 1)[of_query.reshape(-1)]
 
     @functools.cached_property
-    def sums_to_come(self) -> Sums:
-        """Of the repeated queries over all rows."""
-        queries = self.queries[self.repeated]
-        return self.permuted.sums(queries, 0, len(self.permuted), self.threads)
+    def to_come(self) -> HeldOut:
+        """The repeated queries where all rows count: as queries to come that equal them will be."""
+        return HeldOut(self.permuted, self.threads, given=self.queries[self.repeated])
 
     def run(self, method: Method) -> Run:
         run = Run(self, method.sampled(self.queries, self.threads, self.stop))
         if self.stop is not None and self.repeated.any():
-            queries = self.queries[self.repeated]
-            run.see_all_rows(method.sampled(queries, self.threads), self.sums_to_come)
+            run.to_come = self.to_come.run(method)
         return run
-
-
-class ToCome(NamedTuple):
-    """Of repeated queries, as the arrays of `Run`."""
-
-    mean: np.ndarray
-    exact: np.ndarray
-    off: np.ndarray
-    error: np.ndarray
-    log_at_risk: np.ndarray
 
 
 class Run:
     """Estimates of the held-out queries and their errors, and the exact ones: times exp(shift)."""
 
-    to_come: ToCome | None = None
+    to_come: Run | None = None
 
     def __init__(self, held_out: HeldOut, got: Estimate) -> None:
-        self.held_out = held_out
         sums, training = held_out.sums, held_out.permuted.training
         n_rows = held_out.stop or len(training.X)
         self.cost, self.read_all = got.cost, got.rows >= n_rows
@@ -146,19 +133,6 @@ class Run:
         self.mean, self.error = got.mean * mine, got.error * mine
         self.exact = sums.total / training.total * exact
         self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
-
-    def see_all_rows(self, got: Estimate, sums: Sums) -> None:
-        """Takes estimates of the repeated queries with all rows: what equal ones will get."""
-        shift = self.shift[self.repeated]
-        weight = self.held_out.permuted.training.total
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            mine, exact = (
-                np.where(x.shift > -np.inf, np.exp(x.shift - shift), 0) for x in (got, sums)
-            )
-            at_risk = got.shift - shift + np.log(np.maximum(got.at_risk, 0))
-        exact = sums.total / weight * exact
-        off = np.where(got.rows >= len(self.held_out.permuted), 0, np.abs(got.mean * mine - exact))
-        self.to_come = ToCome(got.mean * mine, exact, off, got.error * mine, at_risk)
 
     def relative_errors(self, most: float, negligible: float) -> np.ndarray:
         """Of the larger of the exact density and the negligible one, at most `most`."""
@@ -186,30 +160,31 @@ class Run:
 
         In densities, and in their logarithms, where estimates that are too large are farther off.
         Of those that are not exact. Queries to come see the held-out rows as well, which moves
-        their errors, of near queries together: were they just within what is stated here, they
-        might all be beyond it there. moved: with what such a move may add, MOVED deviations of the
-        stated errors, and at least one of the error. Of repeated queries it is known: the errors
-        with all rows.
+        their errors. moved: with what that may add; of repeated queries it is known.
         """
-        mean, exact, error, at_risk = self.mean, self.exact, self.error, self.log_at_risk
-        off = self.off
-        if moved:
-            stated = np.where(error < np.inf, error, 0)  # of inf none is short
-            off = off + np.sqrt(self.added) * np.maximum(off, MOVED * stated)
-            if self.to_come is not None:
-                mean, exact, error, at_risk, off = (
-                    x.copy() for x in (mean, exact, error, at_risk, off)
-                )
-                for x, name in ((mean, "mean"), (exact, "exact"), (error, "error"), (off, "off")):
-                    x[self.repeated] = getattr(self.to_come, name)
-                at_risk[self.repeated] = self.to_come.log_at_risk
-        with np.errstate(divide="ignore", invalid="ignore"):
-            off = off * of_logarithm(np.where(mean > exact, exact / mean, 1))
-            wanted = self.shift + 2 * np.log(off / WITHIN) - at_risk
-        short = (off > WITHIN * error) & (at_risk > -np.inf)
-        wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
+        wanted = self._floors(moved)
+        if moved and self.to_come is not None:
+            wanted[self.repeated] = self.to_come._floors(False)
+        wanted = np.sort(wanted)[::-1]
         least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND, STATED_RISK), 0)]
         return float(least) if np.isfinite(least) else None
+
+    def _floors(self, moved: bool) -> np.ndarray:
+        """The floor that each query needs, -inf for none.
+
+        The errors of near queries move together: were they just within what is stated here, they
+        might all be beyond it there. moved: with MOVED deviations of the stated errors more, and
+        at least one of the error.
+        """
+        off = self.off
+        if moved:
+            stated = np.where(self.error < np.inf, self.error, 0)  # of inf none is short
+            off = off + np.sqrt(self.added) * np.maximum(off, MOVED * stated)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            off = off * of_logarithm(np.where(self.mean > self.exact, self.exact / self.mean, 1))
+            wanted = self.shift + 2 * np.log(off / WITHIN) - self.log_at_risk
+        short = (off > WITHIN * self.error) & (self.log_at_risk > -np.inf)
+        return np.where(short, wanted, -np.inf)
 
 
 def calibrate(

@@ -78,6 +78,7 @@ class LSHSampler(InBytes):
         # Arrays: rows, codes, indices and, or None, weights.
         self._parts: list[dict[str, Any]] = []
         self._next: int | None = None  # the index that the next row gets; None before fit
+        self._total_weight = 0.0  # of all parts, 0 without weights
         self._tables: HashTables | None = None  # of all parts; None after a change
         self._norms: np.ndarray | None = None
 
@@ -91,7 +92,7 @@ class LSHSampler(InBytes):
         unbiased. Unions ignore weights. Returns self.
         """
         part = self._part(X, weights)
-        self._parts, self._next, self._tables = [], 0, None
+        self._parts, self._next, self._tables, self._total_weight = [], 0, None, 0.0
         return self._append(part)
 
     def partial_fit(self, X: Rows, weights: Rows | None = None) -> Self:
@@ -126,7 +127,7 @@ class LSHSampler(InBytes):
                 raise ValueError(f"indices must be of rows in the sampler, got {missing[0]}")
             raise ValueError("indices must be distinct")
         self._parts = [{k: None if x is None else x[~gone] for k, x in data.items()}]
-        self._tables = None
+        self._tables, self._total_weight = None, _sum_of(self._parts[0]["weights"])
         return self
 
     def merge(self, other: LSHSampler) -> Self:
@@ -306,6 +307,7 @@ class LSHSampler(InBytes):
         hasher, data, following = persistence.load(file)
         sampler = cls(hasher, seed=seed)
         sampler._parts, sampler._next = [data], following
+        sampler._total_weight = _sum_of(data["weights"])
         return sampler
 
     def __repr__(self) -> str:
@@ -334,11 +336,10 @@ class LSHSampler(InBytes):
     def _append(self, part: dict[str, Any]) -> Self:
         n = len(part["codes"])
         assert self._next is not None
-        if part["weights"] is not None:
-            with np.errstate(over="ignore"):
-                total = sum(float(x["weights"].sum()) for x in (*self._parts, part))
-            if not np.isfinite(total):
-                raise ValueError("weights must have a finite sum with those before, got infinity")
+        total = self._total_weight + _sum_of(part["weights"])
+        if not np.isfinite(total):
+            raise ValueError("weights must have a finite sum with those before, got infinity")
+        self._total_weight = total
         indices = np.arange(self._next, self._next + n)
         self._parts.append(dict(part, indices=indices))
         self._next += n
@@ -400,6 +401,10 @@ class LSHSampler(InBytes):
     ) -> np.ndarray:
         pairs = query, self._data()["rows"], indptr, rows
         return self.hasher.pair_probability(*pairs, y_norms=self._norms)
+
+
+def _sum_of(weights: np.ndarray | None) -> float:
+    return 0.0 if weights is None else float(weights.sum())
 
 
 def _results(torch: Any, single: bool, *arrays: np.ndarray) -> tuple[Any, ...]:
