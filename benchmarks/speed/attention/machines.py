@@ -4,7 +4,7 @@ import json
 import re
 
 from benchmarks.measurement import BACKWARD, CAUSAL, CAUSAL_BACKWARD, FORWARD, figure, table
-from benchmarks.speed.attention.bounds import KERNELS
+from benchmarks.speed.attention.bounds import GOALS, over_bounds
 from benchmarks.speed.attention.options import ratio
 
 # What the numbers in cpu_model() stand for.
@@ -100,11 +100,11 @@ def tables(folder):
                 if any(cells):
                     rows.append([label.format(n), *cells])
         yield table(title, ["n", *found], rows)
-    times = [results.get("bounds", {}).get("times", {}) for results in found.values()]
+    bounds = [results.get("bounds", {"times": {}}) for results in found.values()]
     rows = [
-        [kernel, n, *(over_bound(x.get(n, {}).get(kernel)) for x in times)]
-        for kernel in KERNELS
-        for n in numbers(times)
+        [name, n, *(figure(over_bounds(n, x)[name]) if n in x["times"] else "" for x in bounds)]
+        for name in GOALS
+        for n in numbers(x["times"] for x in bounds)
     ]
     yield table("Time over the bound", ["", "n", *found], rows)
     rows = []
@@ -119,7 +119,3 @@ def tables(folder):
 def numbers(sections):
     """The lengths of any of them, as they are written there."""
     return sorted({n for x in sections for n in x}, key=int)
-
-
-def over_bound(time):
-    return figure(time["ns"] / time["bound"]) if time else ""
