@@ -100,7 +100,7 @@ struct QueryTable {
   }
 };
 
-// The threshold at which about `wanted` of the keys first to last are read.
+// The threshold at which about `wanted` of the keys first to last are read, beside the sure ones.
 int threshold_for(const std::int16_t* estimates, index_t first, index_t last, double wanted,
                   int floor) {
   const index_t n = last - first, stride = std::max<index_t>(n / kCounted, 1);
@@ -109,11 +109,14 @@ int threshold_for(const std::int16_t* estimates, index_t first, index_t last, do
   std::int32_t counts[65536 / kBin];
   constexpr int kMiddle = 32768 / kBin;
   for (index_t j = first; j < last; j += stride) {
+    if (estimates[j] == kSureEstimate) continue;
     const int b = bin(estimates[j]);
     low = std::min(low, b), high = std::max(high, b);
   }
+  if (low > high) return 0;  // none: any will do
   std::fill(counts + kMiddle + low, counts + kMiddle + high + 1, 0);
-  for (index_t j = first; j < last; j += stride) ++counts[kMiddle + bin(estimates[j])];
+  for (index_t j = first; j < last; j += stride)
+    if (estimates[j] != kSureEstimate) ++counts[kMiddle + bin(estimates[j])];
   const Noise& tables = noise();
   const double each = double(n) / double((n + stride - 1) / stride);
   const auto expected = [&](int threshold) {

@@ -1,7 +1,6 @@
 """What a `CodeCache` keeps: keys, values and sign codes of the keys, in memory that grows."""
 
 import copy
-import math
 from collections.abc import Sequence
 
 import torch
@@ -156,17 +155,21 @@ class CodedKeys:
                 self._hashed[b] = length
 
     def _centre_by(self, b: int, keys: Tensor) -> None:
-        """The mean of keys `(H_k, n, D)`, and the unit of their distances from it."""
+        """The mean of keys `(H_k, n, D)`, and the unit of their distances from it.
+
+        A few keys far from all others have no say in either: they are in a byte's last value, and
+        with them the others would be told apart no more.
+        """
         for h, first in enumerate(keys):  # in turn: copies of all heads would be large
             first = first.double()
             first = first[first.isfinite().all(-1)]
-            centre = first.sum(0) / max(len(first), 1)
+            if len(first) == 0:
+                self.centre[b, h] = self.norm[b, h] = 0
+                continue
+            distances = (first - first[:EXACT_UP_TO].median(0).values).norm(dim=-1)
+            centre = first[distances <= 4 * _unit(distances)].mean(0)
             self.centre[b, h] = centre
-            squares = (first - centre).square().sum(-1)
-            # Of which a byte holds up to four: all of these keys'. Later ones may be larger.
-            largest = squares.amax(0) if len(first) else 0.0
-            usual = squares.sum() / max(len(first), 1)
-            self.norm[b, h] = math.sqrt(max(float(usual), float(largest) * (64 / 254) ** 2))
+            self.norm[b, h] = _unit((first - centre).norm(dim=-1))
 
     def _reserve(self, positions: int) -> None:
         """Room for as many, and for half as many again where there was too little."""
@@ -187,6 +190,12 @@ class CodedKeys:
         codes[:, :, : old.shape[2]] = old
         codes[:, :, old.shape[2] :] = 0
         self.codes = codes
+
+
+def _unit(distances: Tensor) -> Tensor:
+    """Of which a byte holds four: the median, or more where 1 in 256 would be beyond."""
+    n = len(distances)
+    return torch.maximum(distances.median(), distances.kthvalue(n - n // 256).values * (64 / 254))
 
 
 def _orthogonal_planes(seed: int, heads: int, d: int, n_bits: int) -> Tensor:

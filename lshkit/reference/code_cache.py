@@ -113,16 +113,23 @@ def score_estimates(
 
 
 def threshold_for(estimates: np.ndarray, wanted: float, survive: np.ndarray, floor: int) -> int:
-    """The threshold at which about `wanted` keys are read, from a count of some of them."""
+    """The threshold at which about `wanted` keys are read, from a count of some of them.
+
+    Beside those that are read at any threshold.
+    """
     stride = max(len(estimates) // COUNTED, 1)
     some = estimates[::stride]
+    each = len(estimates) / len(some)
+    some = some[some < SURE]
+    if not len(some):
+        return 0
     low = int(some.min()) // BIN
     counts = np.bincount(some // BIN - low)
     bins = (np.arange(len(counts)) + low) * BIN + BIN // 2
 
     def expected(threshold: int) -> float:
         at = np.clip(np.minimum(threshold - bins, floor), 0, len(survive) - 1)
-        return float(counts @ survive[at]) * len(estimates) / len(some)
+        return float(counts @ survive[at]) * each
 
     least, most = int(bins[0]) - BIN, int(bins[-1]) + BIN + len(survive)
     while most - least > 1:

@@ -47,7 +47,7 @@ def test_codes_are_the_reference():
     for g in range(2):
         x = key[0, g].double().numpy()
         centre = x[:1024].mean(0)  # the largest power of two
-        norm = np.sqrt(np.square(x[:1024] - centre).sum(-1).mean())
+        norm = np.median(np.linalg.norm(x[:1024] - centre, axis=-1))
         planes = cache._kept.planes[g].numpy()
         np.testing.assert_allclose(planes.T[:64] @ planes[:, :64], np.eye(64), atol=1e-5)
         bits, norms = reference.code_keys(x, centre, norm, planes)
@@ -342,3 +342,47 @@ def test_a_key_of_a_norm_far_beyond_the_others_is_not_missed(at, n):
         wanted, _, norm = softmax(query, key, value)
         missed += bool(((out - wanted).norm(dim=-1) > report.error * norm).any())
     assert missed <= 1
+
+
+@pytest.mark.parametrize("far", [30, 1e4])
+def test_one_key_far_from_the_others_does_not_hide_them(far):
+    """30 keys matter; another one, whose score is 0, has `far` times their norm."""
+    beyond, errors = 0, []
+    for seed in range(20):
+        rng = torch.Generator().manual_seed(seed)
+        key, value = (torch.randn(1, 1, 8192, 64, generator=rng) for _ in range(2))
+        query = torch.randn(1, 1, 1, 64, generator=rng)
+        along = query[0, 0, 0] / query.norm()
+        key[0, 0, 50 : 50 + 200 * 30 : 200] += 8 * along
+        across = torch.randn(64, generator=rng)
+        across -= (across @ along) * along
+        key[0, 0, 2000] = far * 8 * across / across.norm()
+        cache = CodeCache(1, 1, 64, seed=seed)
+        cache.append(key, value)
+        out, report = cache.attend(query, True)
+        wanted, _, norm = softmax(query, key, value)
+        errors.append(float((out - wanted).norm() / norm))
+        beyond += errors[-1] > float(report.error)
+    assert np.mean(errors) < 0.03 and beyond <= 3
+
+
+@pytest.mark.parametrize("later", [100, 1000, 1900])
+def test_later_keys_of_larger_norms_are_read_beside_the_share(later):
+    query, key, value = qkv("spread", 2048 + later, heads=8)
+    key[:, :, 2048:] *= 6
+    cache = filled(query, key, value)
+    out, report = cache.attend(query, return_report=True)
+    wanted, _, norm = softmax(query, key, value)
+    assert ((out - wanted).norm(dim=-1) / norm <= 2 * report.error).all()
+    assert report.keys.max() < later + 0.12 * key.shape[2]
+    for head in range(8):
+        step = reference_step(cache, query[0, head, 0], head)
+        assert report.keys[0, head, 0] == step.n_read
+        assert math.isclose(report.error[0, head, 0], step.error, rel_tol=1e-3)
+
+
+def test_keys_that_are_ignored_are_not_read_for_it():
+    query, key, value = qkv("spread", 4000, heads=4)
+    key[:, :, 2100:2600, 3] = torch.inf
+    report = filled(query, key, value).attend(query, return_report=True)[1]
+    assert report.keys.max() <= 0.06 * 4000

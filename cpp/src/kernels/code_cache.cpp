@@ -178,6 +178,12 @@ LSHKIT_INLINE void project(const float* x, index_t n_features, const float* plan
   }
 }
 
+bool all_finite(const float* x, index_t n) {
+  for (index_t i = 0; i < n; ++i)
+    if (!std::isfinite(x[i])) return false;
+  return true;
+}
+
 template <class Kind>
 void code_rows_of(const CodeRows& p) {
   constexpr index_t kMaxBits = 256;
@@ -204,7 +210,9 @@ void code_rows_of(const CodeRows& p) {
       code[b * kCodeBlock] = std::uint8_t(byte);
     }
     const float norm = std::sqrt(sum_lanes(squares)) * (64 / p.norm) + 0.5f;
-    code[bytes * kCodeBlock] = norm < 255 ? std::uint8_t(norm) : norm >= 255 ? 255 : 0;
+    code[bytes * kCodeBlock] = norm < 255                    ? std::uint8_t(norm)
+                               : all_finite(x, p.n_features) ? 255
+                                                             : 0;
   }
 }
 

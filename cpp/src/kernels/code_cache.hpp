@@ -15,8 +15,7 @@ struct CodeRows {
   index_t first;
   float* centred;  // scratch: (n_features), rounded up to whole cache lines
 };
-// The estimate of a key whose norm, 255, its byte may not hold: with any noise above every
-// threshold.
+// The estimate of a key whose norm, 255, its byte may not hold: above every threshold.
 constexpr std::int16_t kSureEstimate = 32000;
 
 // Estimates of scores, in blocks of codes: 4 bits of a key choose one of 16 entries of a table.
