@@ -34,22 +34,25 @@ OPTIONS = (
 class _Owner:
     """The module that a cache was filled by, which it does not keep alive. A pickle has none."""
 
-    def __init__(self, module: nn.Module | None = None) -> None:
-        self._module = None if module is None else weakref.ref(module)
+    def __init__(self) -> None:
+        self._module: weakref.ref[nn.Module] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Owner":
         other = _Owner()
-        other._module = self._module
+        if self._module is not None and (module := self._module()) is not None:
+            other.set(memo.get(id(module), module))  # the copy, where the model was copied with it
+        else:
+            other._module = self._module
         return other
 
     def __reduce__(self) -> Any:
         return _Owner, ()
 
     def admits(self, module: nn.Module) -> bool:
-        """Whether this is it: the first that asks is."""
-        if self._module is None:
-            self._module = weakref.ref(module)
-        return self._module() is module
+        return self._module is None or self._module() is module
+
+    def set(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
 
 
 class CodeCacheLayer(DynamicLayer):
@@ -141,6 +144,8 @@ class CodeCacheLayer(DynamicLayer):
     def attend(self, module: nn.Module, query: Tensor, mask: Mask, scaling: float | None) -> Tensor:
         """Of the queries of the last positions: few of them read few keys, a prompt all."""
         cache = self._made()
+        past = cache.positions - query.shape[2]
+        starts = (cache.positions - cache.length).tolist()
         try:
             if not self.owner.admits(module):
                 raise ValueError(
@@ -148,12 +153,21 @@ class CodeCacheLayer(DynamicLayer):
                     "or by another layer (reset() empties it)"
                 )
             _set_padding(cache, mask)
-        except (ValueError, NotImplementedError):  # without what `update` has appended for it
-            cache.crop(cache.positions - query.shape[2])
-            self._show()
+            if scaling is not None:
+                cache.scale = scaling
+            out = self._attend(cache, query)
+        except Exception:  # without what `update` has appended for it
+            if past == 0:
+                self.reset()
+            else:
+                cache.crop(past)
+                cache.set_starts(starts)
+                self._show()
             raise
-        if scaling is not None:
-            cache.scale = scaling
+        self.owner.set(module)
+        return out
+
+    def _attend(self, cache: CodeCache, query: Tensor) -> Tensor:
         n = query.shape[2]
         past = cache.positions - n
         if 0 < past and n <= self.max_queries:
@@ -198,6 +212,18 @@ def _set_padding(cache: CodeCache, mask: Mask) -> None:
 
 class ModelCodeCache(Cache):
     """The `CodeCache` of each layer of a model, as `code_cache` makes it."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer_idx == 0:
+            lengths = {layer.get_seq_length() for layer in self.layers if layer.is_initialized}
+            if len(lengths) > 1:
+                raise RuntimeError(
+                    "the layers of past_key_values hold different lengths, since a call ended with "
+                    "an error behind the first layer: reset() empties it"
+                )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def report(self) -> list[StepReport | None]:
         """Of each layer's last step: stated errors, keys read, log denominators."""

@@ -215,12 +215,61 @@ def test_a_cache_of_another_model(model):
         run(model, cache, ids(1), hole)
     assert [layer.get_seq_length() for layer in cache.layers] == [20] * len(cache.layers)
     assert torch.equal(run(model, cache, ids(1)), wanted)
+    # A call that is refused fills nothing, and does not say whose the cache is.
+    cache = code_cache(model)
+    with pytest.raises(NotImplementedError, match="a 0 behind a 1"):
+        run(other, cache, ids(21), hole)
+    run(model, cache, ids(20, batch=3))
     half = llama(max_position_embeddings=4096).eval().half()
     half.set_attn_implementation("lshkit_cache")
     cache = code_cache(model)
     run(model, cache, ids(20))
     with pytest.raises(TypeError, match="dtype"):
         run(half, cache, ids(1))
+
+
+def test_a_call_refused_for_its_gradients(model):
+    made = copy.deepcopy(model)
+    for parameter in made.parameters():
+        parameter.requires_grad_(False)
+    made.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
+    cache = code_cache(made)
+    run(made, cache, *padded(ids(20), 3))
+    wanted = run(made, copy.deepcopy(cache), ids(1), padded(ids(21), 3)[1])
+    with pytest.raises(RuntimeError, match="requires grad"):
+        made(ids(1), past_key_values=cache)
+    assert [layer.get_seq_length() for layer in cache.layers] == [20] * len(cache.layers)
+    assert torch.equal(run(made, cache, ids(1), padded(ids(21), 3)[1]), wanted)
+
+
+def test_a_call_refused_behind_a_layer_that_keeps_it():
+    register()
+    options = {
+        **{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 32},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"use_sliding_window": True, "sliding_window": 8},
+    }
+    kinds = ["sliding_attention", "full_attention"]
+    config = transformers.Qwen2Config(layer_types=kinds, **options)
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    model.set_attn_implementation("lshkit_cache")
+    cache = code_cache(model)
+    run(model, cache, ids(20))
+    hole = torch.ones(2, 21, dtype=torch.long)
+    hole[:, 9] = 0
+    with pytest.raises(NotImplementedError, match="a 0 behind a 1"):
+        run(model, cache, ids(1), hole)
+    with pytest.raises(RuntimeError, match="hold different lengths"):
+        run(model, cache, ids(1))
+    cache.reset()
+    run(model, cache, ids(20))
+
+
+def test_a_model_and_its_cache_copied_together(model):
+    cache = code_cache(model)
+    run(model, cache, ids(20))
+    wanted = run(model, copy.deepcopy(cache), ids(1))
+    assert torch.equal(run(*copy.deepcopy((model, cache)), ids(1)), wanted)
 
 
 def test_masks_that_it_cannot_hold(model):
