@@ -39,9 +39,7 @@ class BruteForce(Method):
 
     def estimate(self, X: np.ndarray, threads: int, with_error: bool = True) -> Estimate:
         sums = self.training.sums(self.scaled(X), threads, given=X)
-        rows = np.full(len(X), len(self.training.X))
-        mean = sums.total / self.training.total
-        return Estimate(sums.shift, mean, np.zeros(len(X)), rows)
+        return Estimate.exact(sums, self.training.total, len(self.training.X))
 
     @property
     def nbytes(self) -> int:

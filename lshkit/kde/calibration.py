@@ -103,16 +103,13 @@ class HeldOut:
         return HeldOut(self.permuted, self.threads, given=self.queries[self.repeated])
 
     def run(self, method: Method) -> Run:
-        run = Run(self, method.sampled(self.queries, self.threads, self.stop))
-        if self.stop is not None and self.repeated.any():
-            run.to_come = self.to_come.run(method)
-        return run
+        return Run(self, method.sampled(self.queries, self.threads, self.stop))
 
 
 class Run:
     """Estimates of the held-out queries and their errors, and the exact ones: times exp(shift)."""
 
-    to_come: Run | None = None
+    to_come: Run | None = None  # of the repeated queries
 
     def __init__(self, held_out: HeldOut, got: Estimate) -> None:
         sums, training = held_out.sums, held_out.permuted.training
@@ -213,6 +210,8 @@ def calibrate(
     settings["error"] = float(run.relative_errors(method.most, accuracy.negligible).mean())
     if accuracy.confidence is None:
         kept = settings["error"] <= TOLERATED * accuracy.rtol
+    if held_out.stop is not None and held_out.repeated.any():
+        run.to_come = held_out.to_come.run(method)
     settings["error_floor"] = method.error_floor = run.error_floor()
     stated, ratio = run.inflation(run.error_floor(moved=False), method.most)
     return method, kept and stated <= LARGEST, stated, ratio

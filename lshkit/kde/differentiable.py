@@ -37,18 +37,21 @@ def log_mean(estimator: LSHKernelDensity, X: Tensor) -> Tensor:
         )
     training = method.training
     geometry = training.geometry
-    compact = geometry.kernel in kernels.COMPACT  # which end for rows as given
-    queries = X.double() if compact else _scaled(X.double(), geometry)
+    queries = _scaled(X.double(), geometry)
     with torch.no_grad():  # far from the centre, products cancel: differences then
         lost = float((queries**2).sum(1).max()) * DOUBLE_ROUNDING
-        direct = compact or lost > (1e-12 if geometry.kernel == "exponential" else 1e-7)
-    direct = geometry.kernel == "laplacian" or (geometry.kernel != "angular" and direct)
+        far = lost > (1e-12 if geometry.kernel == "exponential" else 1e-7)
+    # Of rows as given: compact kernels end for these, and scaled ones are rounded.
+    as_given = geometry.kernel in kernels.COMPACT or geometry.kernel == "laplacian"
+    direct = geometry.kernel != "angular" and (as_given or far)
+    if direct:
+        queries = X.double()
     pairs = len(X) * (X.shape[1] if direct else 1)
     step = max(16, BLOCK // max(pairs, 1))
     parts = []
     for first in range(0, len(training.X), step):
         rows = training.X[first : first + step]
-        rows = np.asarray(rows, np.float64) if compact else geometry.scale(rows)
+        rows = np.asarray(rows, np.float64) if direct else geometry.scale(rows)
         keys = torch.from_numpy(rows)
         weights = torch.ones(len(keys), dtype=torch.float64)
         if training.weights is not None:
@@ -77,12 +80,13 @@ def _log_kernel(queries: Tensor, keys: Tensor, geometry: Geometry, direct: bool)
     """log k of all pairs, -1e300 for 0: whose gradient is 0, and not NaN."""
     kernel = geometry.kernel
     if kernel == "laplacian":
-        return -(queries[:, None] - keys).abs().sum(-1)
+        inverse = torch.from_numpy(geometry.inverse)
+        return -((queries[:, None] - keys) * inverse).abs().sum(-1)
     if kernel in kernels.COMPACT:
         squares = _squares(queries, keys, geometry.widths)
         return _log_compact(squares, kernel, geometry.edge)
     if direct:
-        return _log_radial(_squares(queries, keys), kernel)
+        return _log_radial(_squares(queries, keys, geometry.bandwidth), kernel)
     products = queries @ keys.T
     if kernel == "angular":
         inside = products.abs() < 1 - 1e-12
@@ -93,8 +97,8 @@ def _log_kernel(queries: Tensor, keys: Tensor, geometry: Geometry, direct: bool)
     return _log_radial((queries**2).sum(1)[:, None] + (keys**2).sum(1) - 2 * products, kernel)
 
 
-def _squares(queries: Tensor, keys: Tensor, widths: np.ndarray | None = None) -> Tensor:
-    """Squared distances by differences, the features in order: as the core adds them."""
+def _squares(queries: Tensor, keys: Tensor, widths: np.ndarray | None) -> Tensor:
+    """Squared distances by differences over widths, the features in order: as the core does."""
     squares = queries.new_zeros(len(queries), len(keys))
     for c in range(queries.shape[1]):
         difference = queries[:, c, None] - keys[:, c]

@@ -5,6 +5,7 @@ import abc
 import numpy as np
 
 from lshkit.kde.method import Estimate, Method
+from lshkit.kde.sums import Sums
 from lshkit.kde.training import PermutedRows
 
 
@@ -22,18 +23,16 @@ class ExactFarQueries(Method):
         held = self.permuted.hold(queries)
         if held.all():
             return self._sampled(queries, threads, stop)
-        n = len(queries)
-        out = Estimate(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
+        last = len(self.permuted) if stop is None else stop
+        out = Estimate.exact(Sums.zeros(len(queries)), self.training.total, last)
         if held.any():
             out[held] = self._sampled(queries[held], threads, stop)
         rest = queries[~held]
-        last = len(self.permuted) if stop is None else stop
         if last == len(self.training.X):
             sums = self.training.sums(rest, threads, in_blocks=False)
         else:  # those before `stop`, or all but a block
             sums = self.permuted.sums(rest, 0, last, threads)
-        rows = np.full(len(rest), last)
-        out[~held] = Estimate(sums.shift, sums.total / self.training.total, 0.0 * sums.total, rows)
+        out[~held] = Estimate.exact(sums, self.training.total, last)
         return out
 
     @abc.abstractmethod

@@ -41,15 +41,20 @@ def log_means_of_rows(method: Method, threads: int) -> np.ndarray:
     training = method.training
     n, weights = len(training.X), training.weights
     own = np.ones(n) if weights is None else weights
+    rest = _log_rest(training.total, own)
     if isinstance(method, SketchedRows):
         rows, order = method.permuted.rows, method.permuted.order
         mean = method.sampled(rows, threads, with_error=False).mean
-        return _in_order(log_without_own(mean, training.total, own[order]), order)
-    if isinstance(method, (RandomSampling, NearFar)):
-        order = method.permuted.order
-        sums = _sampled(method, threads)
-        return _in_order(sums.log() - _log_rest(training.total, own[order]), order)
-    return _within(_RowsAsGiven(training), 0, n, threads).log() - _log_rest(training.total, own)
+        logs = _in_order(log_without_own(mean, training.total, own[order]), order)
+        exact = training.far()
+    elif isinstance(method, (RandomSampling, NearFar)):
+        logs = _in_order(_sampled(method, threads).log(), method.permuted.order) - rest
+        exact = training.far()
+    else:
+        logs, exact = np.empty(n), np.ones(n, bool)
+    if exact.any():
+        logs[exact] = _exact(training, exact, threads).log() - rest[exact]
+    return logs
 
 
 def log_without_own(mean: np.ndarray, total: float, own: np.ndarray) -> np.ndarray:
@@ -170,28 +175,47 @@ class _CellsWithoutBlock:
 # --- Exact sums ---------------------------------------------------------------------------------
 
 
-class _RowsAsGiven:
-    """Rows of a training in their order."""
+def _exact(training: Training, some: np.ndarray, threads: int) -> Sums:
+    """`Sums` for each of some rows (a mask) over all others."""
+    rows, others = _RowsAsGiven(training, some), _RowsAsGiven(training, ~some)
+    n, n_others = len(rows.X), len(others.X)
+    sums = _within(rows, 0, n, threads)
+    step = min(QUERIES, max(PAIRS // max(n_others, 1), 1))
+    for first in range(0, n if n_others else 0, step):
+        part = slice(first, min(first + step, n))
+        sums[part] += others.sums(rows.X[part], 0, n_others, threads)
+    return sums
 
-    def __init__(self, training: Training) -> None:
-        self.training, self.geometry, self.weights = training, training.geometry, training.weights
+
+class _RowsAsGiven:
+    """Some rows of a training (a mask) in their order."""
+
+    def __init__(self, training: Training, some: np.ndarray) -> None:
+        self.geometry, self.reach = training.geometry, training.reach
+        self.X, self.weights = training.X, training.weights
+        if not some.all():
+            self.X = self.X[some]
+            self.weights = None if self.weights is None else self.weights[some]
 
     def queries(self, first: int, last: int) -> np.ndarray:
-        return self.geometry.scale(self.training.X[first:last])
+        return self.geometry.scale(self.X[first:last])
 
     def given(self, first: int, last: int) -> np.ndarray:
-        rows, widths = np.asarray(self.training.X[first:last], np.float64), self.geometry.widths
+        rows, widths = np.asarray(self.X[first:last], np.float64), self.geometry.widths
         return rows if widths is None else rows / widths
+
+    def sums(self, given: np.ndarray, first: int, last: int, threads: int) -> Sums:
+        """Sums of queries as given over the rows from first to last."""
+        weights = None if self.weights is None else self.weights[first:last]
+        options: dict[str, Any] = dict(
+            scaled=False, tolerance=EXACT, reach=self.reach, threads=threads
+        )
+        rows, scaled = self.X[first:last], self.geometry.scale(given)
+        return self.geometry.sums(scaled, rows, weights, given=given, **options)
 
     def sums_of(self, start: int, stop: int, first: int, last: int, threads: int) -> Sums:
         """Sums of the rows from start to stop over those from first to last."""
-        training = self.training
-        weights = None if self.weights is None else self.weights[first:last]
-        options: dict[str, Any] = dict(
-            scaled=False, tolerance=EXACT, reach=training.reach, threads=threads
-        )
-        rows, given = training.X[first:last], training.X[start:stop]
-        return self.geometry.sums(self.queries(start, stop), rows, weights, given=given, **options)
+        return self.sums(self.X[start:stop], first, last, threads)
 
 
 class _PermutedRows:
@@ -246,9 +270,7 @@ def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
     p = 1 if kernel == "laplacian" else 2
     if isinstance(keys, _RowsAsGiven) and keys.geometry.rounds(scaled):
         distances, of_pair = np.zeros(len(others)), rows[kept]
-        for column, inverse in zip(
-            keys.training.X[first:last].T, keys.geometry.inverse, strict=True
-        ):
+        for column, inverse in zip(keys.X[first:last].T, keys.geometry.inverse, strict=True):
             given = column.astype(np.float64)
             distances += np.abs((given[of_pair] - given[others]) * inverse) ** p
     else:

@@ -152,7 +152,7 @@ class Geometry:
             small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
             if len(small):
                 sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled)
-        around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance))
+        around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance, scaled))
         if len(around):
             some = queries[around], self._cell_size(tolerance)
             as_given = None if given is None or scaled else given[around]
@@ -161,13 +161,19 @@ class Geometry:
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
 
-    def _cancel(self, norms: np.ndarray, shift: np.ndarray, tolerance: float) -> np.ndarray:
+    def _cancel(
+        self, norms: np.ndarray, shift: np.ndarray, tolerance: float, scaled: bool
+    ) -> np.ndarray:
         """Queries so far from the centre that float64 loses their distances from rows near them.
 
         Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2. Of sizes
-        it is the rounding of the scaled rows.
+        it is the rounding of the scaled rows, which is in them already where these are the keys.
         """
-        if self.kernel == "angular" or self.kernel in kernels.COMPACT:  # the core subtracts there
+        if (
+            self.kernel == "angular"
+            or self.kernel in kernels.COMPACT  # where the core subtracts
+            or (scaled and self.kernel == "laplacian")
+        ):
             return np.zeros(len(norms), bool)
         with np.errstate(over="ignore", invalid="ignore"):
             lost = DOUBLE_ROUNDING * norms**2
@@ -231,8 +237,11 @@ class Geometry:
         With the queries as given, as the keys are, the centre is one of them: no row near it is
         rounded by being scaled.
         """
-        where = queries if given is None else given * self.inverse
-        groups = list(_groups(size * np.rint(where / size)))
+        cells = size * np.rint((queries if given is None else given * self.inverse) / size)
+        if given is not None:  # where scaled rows would be rounded to one another, each is its own
+            rounded = np.abs(cells) * DOUBLE_ROUNDING > size / 4
+            cells = np.where(rounded, given, cells)
+        groups = list(_groups(cells))
         if given is not None:
             sums = Sums.zeros(len(queries))
             for _, members in groups:

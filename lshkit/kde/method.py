@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from lshkit import checks
 from lshkit.kde import kernels
+from lshkit.kde.sums import Sums
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,6 +54,12 @@ class Estimate:
         self.at_risk = mean.copy() if at_risk is None else at_risk
         self.cost = rows.astype(np.float64) if cost is None else cost
         self.sampled = rows.copy() if sampled is None else sampled
+
+    @classmethod
+    def exact(cls, sums: Sums, total: float, n_rows: int) -> Estimate:
+        """Of sums over all rows, whose weight is `total`."""
+        n = len(sums.total)
+        return cls(sums.shift, sums.total / total, np.zeros(n), np.full(n, n_rows))
 
     def __setitem__(self, index: Any, part: Estimate) -> None:
         for name in ESTIMATE:
@@ -188,12 +195,16 @@ class Method(abc.ABC):
         Exact for queries so far from the centre that scaled rows beside them are rounded.
         """
         scaled = self.scaled(X)
-        got = self.sampled(scaled, threads, None, with_error)
-        if len(far := np.flatnonzero(self.geometry.far(scaled))):
-            sums = self.training.sums(scaled[far], threads, in_blocks=False, given=X[far])
-            rows = np.full(len(far), len(self.training.X))
-            mean = sums.total / self.training.total
-            got[far] = Estimate(sums.shift, mean, np.zeros(len(far)), rows)
+        far = self.geometry.far(scaled)
+        if not far.any():
+            got = self.sampled(scaled, threads, None, with_error)
+        else:
+            training = self.training
+            got = Estimate.exact(Sums.zeros(len(X)), training.total, len(training.X))
+            if not far.all():
+                got[~far] = self.sampled(scaled[~far], threads, None, with_error)
+            sums = training.sums(scaled[far], threads, in_blocks=False, given=X[far])
+            got[far] = Estimate.exact(sums, training.total, len(training.X))
         if with_error and self.error_floor is not None:
             raised = got.rows < len(self.training.X)
             factor = np.exp(np.minimum(self.error_floor - got.shift[raised], 700))

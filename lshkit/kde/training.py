@@ -72,6 +72,15 @@ class Training:
             given=given,
         )
 
+    def far(self) -> np.ndarray:
+        """Which rows are so far from the centre that scaled ones beside them are rounded."""
+        out = np.zeros(len(self.X), bool)
+        if self.geometry.far(np.full((1, 1), self.reach)).any():
+            for first in range(0, len(out), 4096):
+                part = slice(first, first + 4096)
+                out[part] = self.geometry.far(self.geometry.scale(self.X[part]))
+        return out
+
     @property
     def nbytes_of_blocks(self) -> int:
         """Bytes of the rows in blocks, which the first call of few queries makes."""

@@ -291,13 +291,16 @@ def _exact_sums(
     geometry: Geometry, rows: np.ndarray, labels: np.ndarray, threads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s'Ks, s'K1 `(n_labels, 1)` and 1'K1 `(1,)`: K in blocks, on one side of its diagonal."""
-    width = 1.0
-    if geometry.kernel != "angular" and (geometry.bandwidth == geometry.bandwidth[0]).all():
-        # Scaled by a power of 2: less a centre, far rows would be rounded to one another.
-        width, exponent = np.frexp(geometry.bandwidth[0])
-        rows = np.ldexp(rows, -exponent)
+    # Scaled by a power of 2 where that will do: less a centre, far rows would be rounded to one
+    # another.
+    width, exponent = np.frexp(geometry.bandwidth[0])
+    with np.errstate(over="ignore"):
+        scaled = np.ldexp(rows, -exponent)
+    one = geometry.kernel != "angular" and (geometry.bandwidth == geometry.bandwidth[0]).all()
+    if one and np.isfinite(scaled).all():
+        rows = scaled
     else:
-        rows = geometry.scale(rows)
+        width, rows = 1.0, geometry.scale(rows)
     firsts = range(0, len(rows), BLOCK)
 
     def of_block(first: int) -> tuple[np.ndarray, np.ndarray]:

@@ -37,6 +37,7 @@ def load(file: File) -> Contents:
 def _checked(stored: Archive) -> Contents:
     header = stored.header
     settings, n = header["hasher"], checks.integer("n_rows", header["n_rows"], 0)
+    of_family = archive.family_arrays(settings)
     n_features, n_hashes = settings["n_features"], settings["n_hashes"]
     expected = {
         "rows": (archive.FLOATS, (n, n_features)),
@@ -45,7 +46,7 @@ def _checked(stored: Archive) -> Contents:
     }
     if checks.boolean("weighted", header["weighted"]):
         expected["weights"] = (("<f8",), (n,))
-    arrays = stored.read(expected | archive.family_arrays(settings))
+    arrays = stored.read(expected | of_family)
     hasher = archive.join_family(settings, arrays)
     data: dict[str, Any] = {
         name: arrays.get(name) for name in ("rows", "codes", "weights", "indices")

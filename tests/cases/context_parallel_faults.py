@@ -7,6 +7,7 @@ import re
 import time
 import warnings
 
+import numpy as np
 import torch
 from cases.context_parallel import D, attend, inputs
 
@@ -160,7 +161,7 @@ def gather_unlike_rows(group, unlike):
     x = torch.ones(4, 6)
     if cp.rank == cp.size - 1:
         x = {"dtype": x.double(), "sizes": x[:, :5], "dims": x[None], "none": None}.get(unlike, x)
-        dim = 0 if unlike == "dim" else dim
+        dim = 1 if unlike == "dim" else np.int64(0)  # the others' -2
     try:
         cp.gather(x, dim)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -190,6 +190,18 @@ def test_few_rows_beside_many_far_ones_keep_their_distances(kernel, far, bandwid
             assert_close(density.fit(rows).score_samples(queries), wanted, tolerance)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+def test_far_queries_that_scaling_would_make_one(kernel):
+    """Neighbouring float64, of which most bandwidths' inverse makes one number."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(80, 3))
+    rows[40:, 0] = 1.7e25 + np.spacing(1.7e25) * rng.integers(4, size=40)
+    queries = rows[40:] + [0, 0.1, 0]
+    logs = kernels_of(kernel, (queries[:, None] - rows) / 0.7)
+    density = brute(kernel, 0.7, normalize=False).fit(rows)
+    assert_close(density.score_samples(queries), logsumexp(logs, axis=1) - np.log(80))
+
+
 def kernels_of(kernel, differences):
     if kernel == "gaussian":
         return -0.5 * (differences**2).sum(-1)

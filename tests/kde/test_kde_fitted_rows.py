@@ -80,10 +80,25 @@ def test_sampled(algorithm, kernel, weighted):
 
 def test_a_row_too_far_away_for_the_type_of_the_rows():
     """It is answered exactly, and without itself too: its own kernel would make it an inlier."""
-    X = np.r_[clustered(3000), np.full((1, 8), 1e9)]
+    rows = np.random.default_rng(0).normal(size=(3000, 8))
+    X = np.r_[rows, np.full((1, 8), 1e9)]
     logs = of_rows(LSHKernelDensity(algorithm="near_far", random_state=0).fit(X))
     assert logs[-1] == pytest.approx(exactly("gaussian", 1.0, X)[-1], rel=1e-6)
-    assert logs[-1] < -1e17 and logs[:-1].min() > -1000
+    assert logs[-1] < -1e17 and logs[:-1].min() > -100
+
+
+@pytest.mark.parametrize("algorithm", ["random", "near_far"])
+@pytest.mark.parametrize("n_far", [5, 1000])
+def test_rows_that_scaling_would_make_one(algorithm, n_far):
+    """Far from the centre: those 5, or, where the 1,000 have the centre, the others."""
+    X = np.random.default_rng(0).normal(size=(2000, 2))
+    X[:n_far] += 1e17
+    density = LSHKernelDensity(algorithm=algorithm, random_state=0).fit(X)
+    got, wanted = of_rows(density), exactly("gaussian", 1.0, X)
+    far = density._method.training.far()
+    assert far.sum() >= n_far
+    np.testing.assert_allclose(got[far], wanted[far], rtol=0, atol=1e-6)
+    assert np.abs(np.expm1(got - wanted)).mean() < 0.2
 
 
 @pytest.mark.parametrize(("algorithm", "bandwidth"), [("random", 6.0), ("near_far", 2.0)])

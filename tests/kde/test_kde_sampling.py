@@ -280,12 +280,17 @@ def test_queries_that_the_type_of_the_tables_does_not_hold(kernel, algorithm, dt
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "gaussian", "exponential"])
-def test_hbe_where_half_of_the_rows_are_far(kernel):
+@pytest.mark.parametrize(
+    "each", [2, 25]
+)  # of which one is: the centre is far off with them, or not
+def test_hbe_where_some_rows_are_far(kernel, each):
+    """Half of them have the centre, so that all near rows are far from it; a few do not."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 4))
-    X[::2] *= 1e60
+    X[::each] *= 1e60
     near = X[1:101:2]
     density = LSHKernelDensity(kernel, algorithm="hbe", random_state=0).fit(X)
     exact = LSHKernelDensity(kernel, algorithm="brute").fit(X).kernel_mean(near)
     got, error = density.kernel_mean(near, return_std=True)
     assert np.mean(np.abs(got - exact) <= 3 * error + 1e-6 * exact) > 0.9
+    assert (error > 0).any() == (each == 25)

@@ -77,6 +77,22 @@ def test_gradients_at_a_row_and_far_away_are_finite():
     assert np.allclose(gradient.numpy(), nearest - 1e4, rtol=1e-3)  # no underflow
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+def test_gradients_beside_far_rows_are_of_rows_as_given(kernel):
+    rows = np.r_[ROWS[:50], ROWS[50:100] + [1e17, 0, 0]]
+    density = LSHKernelDensity(kernel, 0.7, algorithm="brute", normalize=False).fit(rows)
+    x, y = (torch.tensor(ROWS[:20] + 0.1, requires_grad=True) for _ in range(2))
+    differences = (y[:, None] - torch.tensor(rows)) / 0.7
+    if kernel == "gaussian":
+        logs = -0.5 * differences.square().sum(-1)
+    else:
+        logs = -differences.norm(p=1 if kernel == "laplacian" else 2, dim=-1)
+    wanted, score = logs.logsumexp(1) - np.log(100), density.score_samples(x)
+    assert torch.allclose(score, wanted, rtol=0, atol=1e-9)
+    gradients = [torch.autograd.grad(s.sum(), v)[0] for s, v in ((score, x), (wanted, y))]
+    assert torch.allclose(*gradients, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("scale", [1e160, 1e-200])
 def test_angular_gradients_of_rows_of_any_norm(scale):
     density = LSHKernelDensity("angular", algorithm="brute", normalize=False).fit(ROWS)

@@ -279,6 +279,14 @@ def test_many_far_rows_do_not_hide_the_others(kernel, method):
     assert result.statistic == pytest.approx(near.statistic, rel=1e-6 if method == "brute" else 0.3)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_rows_that_only_less_their_centre_can_be_scaled(kernel):
+    rng = np.random.default_rng(0)
+    X, Y = (1e300 * (1 + 3e-15 * rng.normal(size=(60, 2))) for _ in range(2))
+    result = two_sample_test(X, Y, kernel=kernel, bandwidth=1e-10, algorithm="brute")
+    assert np.isfinite(result.statistic) and result.pvalue > 0.01
+
+
 def test_where_half_of_the_rows_are_far_the_median_is():
     X, Y = samples(40, 40, 3, shift=0.0)
     for far in (1e20, 1e200):

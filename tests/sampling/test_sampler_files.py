@@ -82,6 +82,7 @@ def edit(part, **changes):
         ("header", {"next": 2**63}, "next must be an integer from 0 to"),
         ("header", {"next": 2**63 - 1}, "next must be an integer from 0 to"),
         ("header", {"hasher": 3}, "is no whole file"),
+        ("header", {"hasher": []}, "hasher must be a dict"),
         ("header", {"arrays": []}, "arrays must be a dict, got []"),
         ("header", {"arrays": {"rows": "x"}}, "rows must be [type, shape], got 'x'"),
         ("header", {"arrays": {"rows": ["<f8", 3]}}, "rows must be [type, shape]"),

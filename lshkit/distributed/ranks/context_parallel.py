@@ -141,7 +141,7 @@ class ContextParallel(AcrossRanks):
 
         Parts differ by a row (or two) at most.
         """
-        _check_dim(x, dim)
+        dim = _checked_dim(x, dim)
         return x.index_select(dim, self.positions(x.shape[dim], x.device))
 
     def gather(self, x: Tensor, dim: int = -2) -> Tensor:
@@ -150,7 +150,7 @@ class ContextParallel(AcrossRanks):
         Differentiable; all ranks must call, with one dtype and the same sizes but for the rows:
         ValueError on all of them otherwise.
         """
-        self.checked(_check_dim, x, dim)
+        dim = self.checked(_checked_dim, x, dim)
         x = x.movedim(dim, 0)
         rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
         description = {"dtype": str(x.dtype), "dim": dim, "sizes beside dim": list(x.shape[1:])}
@@ -354,9 +354,11 @@ def _digest(description: dict[str, Any]) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
 
 
-def _check_dim(x: Any, dim: Any) -> None:
+def _checked_dim(x: Any, dim: Any) -> int:
+    """From 0 on."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     if not -x.dim() <= checks.integer("dim", dim, -64) < x.dim():
         wanted = f"a dimension of x, of shape {tuple(x.shape)}"
         raise ValueError(f"dim must be {wanted}, got {dim}")
+    return int(dim) % x.dim()
