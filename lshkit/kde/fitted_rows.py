@@ -35,8 +35,8 @@ N_BLOCKS = 256  # of the rows of a sampled method
 def log_means_of_rows(method: Method, threads: int) -> np.ndarray:
     """log of the kernel mean of every row of `method.training` over the others, `(n_rows,)`.
 
-    As accurate as the method; exact for those that cannot leave a row out ("hbe"). -inf where the
-    others add up to 0.
+    As accurate as the method; exact for those that cannot leave a row out ("hbe") and, as queries
+    are, for rows far from the centre. -inf where the others add up to 0.
     """
     training = method.training
     n, weights = len(training.X), training.weights
