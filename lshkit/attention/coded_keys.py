@@ -160,16 +160,18 @@ class CodedKeys:
         A few keys far from all others have no say in either: they are in a byte's last value, and
         with them the others would be told apart no more.
         """
-        for h, first in enumerate(keys):  # in turn: copies of all heads would be large
-            first = first.double()
-            first = first[first.isfinite().all(-1)]
-            if len(first) == 0:
-                self.centre[b, h] = self.norm[b, h] = 0
-                continue
-            distances = (first - first[:EXACT_UP_TO].median(0).values).norm(dim=-1)
-            centre = first[distances <= 4 * _unit(distances)].mean(0)
+        for h, head in enumerate(keys):
+            parts = head.split(1024)  # copies of all would be large
+            first = parts[0][parts[0].isfinite().all(-1)].double()
+            rough = first.median(0).values if len(first) else torch.zeros(head.shape[1])
+            distances = _distances(parts, rough)
+            usual = distances <= 4 * _unit(distances)
+            total = torch.zeros(head.shape[1], dtype=torch.float64)
+            for part, mask in zip(parts, usual.split(1024), strict=True):
+                total += part[mask].double().sum(0)
+            centre = total / usual.sum().clamp_min(1)
             self.centre[b, h] = centre
-            self.norm[b, h] = _unit((first - centre).norm(dim=-1))
+            self.norm[b, h] = _unit(_distances(parts, centre))
 
     def _reserve(self, positions: int) -> None:
         """Room for as many, and for half as many again where there was too little."""
@@ -192,9 +194,17 @@ class CodedKeys:
         self.codes = codes
 
 
+def _distances(parts: Sequence[Tensor], centre: Tensor) -> Tensor:
+    """Of keys from a centre, float64; not finite of those that are not."""
+    return torch.cat([(part.double() - centre).norm(dim=-1) for part in parts])
+
+
 def _unit(distances: Tensor) -> Tensor:
     """Of which a byte holds four: the median, or more where 1 in 256 would be beyond."""
+    distances = distances[distances.isfinite()]
     n = len(distances)
+    if n == 0:
+        return distances.sum()
     return torch.maximum(distances.median(), distances.kthvalue(n - n // 256).values * (64 / 254))
 
 
