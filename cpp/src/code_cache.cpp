@@ -25,6 +25,9 @@ constexpr index_t kCounted = 4096;     // keys that are counted to find the thre
 constexpr int kBin = 16;               // units of a bin of that count
 constexpr double kLeastPilot = 64;     // keys
 constexpr double kLeastError = 0.01;   // stated of a sample, in epsilon
+constexpr int kMostShift = 10;         // of a query's factor
+constexpr double kMostExpected = 2;    // error: about as far as two means of values can be apart
+constexpr double kFarthest = 3.5;      // deviations of an estimate's error, that are expected
 
 // One exponential variate of each 1 / kNoise of the distribution, in random order, and the share of
 // them that is t or more.
@@ -60,7 +63,13 @@ const Noise& noise() {
 // A query's table of entries for every 4 bits.
 struct QueryTable {
   std::uint8_t* entries;  // (n_bits / 4, 16)
-  int zero = 0, factor = 0, half_variance = 0;
+  int zero = 0, factor = 0, shift = 0, half_variance = 0;
+  double variance = 0;  // of a score's error, at a norm of 1 in the byte
+
+  // Of that variance, in estimates: a half, or as much as fits.
+  double part() const {
+    return variance > 0 ? half_variance / (kSharpness * kUnit * 65536 * variance) : 0;
+  }
 
   QueryTable(std::uint8_t* memory, const float* z, index_t n_bits, index_t n_features, float scale,
              float norm)
@@ -91,50 +100,111 @@ struct QueryTable {
     constexpr double kPi = 3.14159265358979323846;
     const double unit =
         kSharpness * kUnit * scale * std::sqrt(kPi * n_features / 2) / n_bits * step * norm / 64;
-    factor = int(std::min(unit * 32 * 65536 + 0.5, 32767.0));
+    double fixed = unit * 32 * 65536;
+    for (; fixed > 32767 && shift < kMostShift; ++shift) fixed /= 2;  // of peaked scores
+    factor = int(std::min(fixed + 0.5, 32767.0));
     double squares = 0;
     for (index_t i = 0; i < n_bits; ++i) squares += double(z[i]) * z[i];
     const double each = double(scale) * norm / 64;
-    const double variance = each * each * (squares * n_features / n_bits) * (kPi / 2 - 1) / n_bits;
+    variance = each * each * (squares * n_features / n_bits) * (kPi / 2 - 1) / n_bits;
     half_variance = int(std::min(0.5 * kSharpness * kUnit * variance * 65536 + 0.5, 16000.0));
   }
 };
 
-// The threshold at which about `wanted` of the keys first to last are read, beside the sure ones.
-int threshold_for(const std::int16_t* estimates, index_t first, index_t last, double wanted,
-                  int floor) {
-  const index_t n = last - first, stride = std::max<index_t>(n / kCounted, 1);
-  int low = std::numeric_limits<int>::max(), high = std::numeric_limits<int>::min();
-  const auto bin = [](std::int16_t e) { return (int(e) - (int(e) & (kBin - 1))) / kBin; };
-  std::int32_t counts[65536 / kBin];
-  constexpr int kMiddle = 32768 / kBin;
-  for (index_t j = first; j < last; j += stride) {
-    if (estimates[j] == kSureEstimate) continue;
-    const int b = bin(estimates[j]);
-    low = std::min(low, b), high = std::max(high, b);
+// What the estimates of some of the keys tell of all that are not read anyway: their counts by bins
+// and, as scores are their estimates but for normal errors whose variance grows with the key's
+// norm, the squared weights that are expected (reference: Estimated).
+class Estimated {
+ public:
+  // norm(j): the byte of key j. variance: of the error at a norm of 1, of which estimates have
+  // `part` in them. offset: what all scores have besides.
+  template <class Norm>
+  Estimated(const std::int16_t* estimates, const Norm& norm, index_t first, index_t last,
+            double variance, double part, double offset) {
+    const index_t n = last - first, stride = std::max<index_t>(n / kCounted, 1);
+    for (index_t j = first; j < last; j += stride) {
+      if (estimates[j] == kSureEstimate) continue;
+      const int b = bin(estimates[j]);
+      low_ = std::min(low_, b), high_ = std::max(high_, b);
+    }
+    if (low_ > high_) low_ = high_ = 0;
+    std::fill(counts_ + kMiddle + low_, counts_ + kMiddle + high_ + 1, 0);
+    std::fill(logs_ + kMiddle + low_, logs_ + kMiddle + high_ + 1, 0.0);
+    index_t counted = 0;
+    for (index_t j = first; j < last; j += stride) {
+      if (estimates[j] == kSureEstimate) continue;
+      const int b = kMiddle + bin(estimates[j]), byte = norm(j);
+      ++counts_[b], ++counted;
+      logs_[b] += byte * byte;
+    }
+    each_ = double(n) / double((n + stride - 1) / stride);
+    expect_squares(double(std::max<index_t>(counted, 1)), variance, part, offset);
   }
-  if (low > high) return 0;  // none: any will do
-  std::fill(counts + kMiddle + low, counts + kMiddle + high + 1, 0);
-  for (index_t j = first; j < last; j += stride)
-    if (estimates[j] != kSureEstimate) ++counts[kMiddle + bin(estimates[j])];
-  const Noise& tables = noise();
-  const double each = double(n) / double((n + stride - 1) / stride);
-  const auto expected = [&](int threshold) {
+
+  // At which about `wanted` keys are read, beside those that are at any threshold.
+  int threshold(double wanted, int floor) const {
+    int least = low_ * kBin - kBin / 2;
+    int most = high_ * kBin + 3 * kBin / 2 + int(noise().survival.size());
+    while (most - least > 1) {
+      const int middle = least + (most - least) / 2;
+      double sum = 0;
+      for (int b = low_; b <= high_; ++b)
+        if (counts_[kMiddle + b])
+          sum += counts_[kMiddle + b] * double(noise().probability(middle - at(b), floor));
+      (sum * each_ > wanted ? least : most) = middle;
+    }
+    return most;
+  }
+
+  // The expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest).
+  double variance(int threshold, int floor, double largest) const {
     double sum = 0;
-    for (int b = low; b <= high; ++b)
-      if (counts[kMiddle + b])
-        sum += counts[kMiddle + b] *
-               double(tables.probability(threshold - (b * kBin + kBin / 2), floor));
-    return sum * each;
-  };
-  int least = low * kBin - kBin / 2;
-  int most = high * kBin + 3 * kBin / 2 + int(tables.survival.size());
-  while (most - least > 1) {
-    const int middle = least + (most - least) / 2;
-    (expected(middle) > wanted ? least : most) = middle;
+    for (int b = low_; b <= high_; ++b) {
+      if (!counts_[kMiddle + b]) continue;
+      const double p = noise().probability(threshold - at(b), floor);
+      sum += counts_[kMiddle + b] * std::exp(std::min(logs_[kMiddle + b] - 2 * largest, 600.0)) *
+             (1 - p) / p;
+    }
+    return sum * each_;
   }
-  return most;
-}
+
+ private:
+  static constexpr int kMiddle = 32768 / kBin;
+  static int bin(std::int16_t e) { return (int(e) - (int(e) & (kBin - 1))) / kBin; }
+  static int at(int b) { return b * kBin + kBin / 2; }
+
+  // From the sums of the bins' squared norms to the logs of E w^2.
+  void expect_squares(double counted, double variance, double part, double offset) {
+    const auto score = [part](int b, double s2) {
+      return at(b) / (kSharpness * kUnit) - part * s2;
+    };
+    double mean = 0, square = 0, mean_variance = 0;
+    for (int b = low_; b <= high_; ++b) {
+      const int count = counts_[kMiddle + b];
+      double& log = logs_[kMiddle + b];
+      log *= variance / std::max(count, 1);
+      mean += count * score(b, log), mean_variance += count * log;
+    }
+    mean /= counted, mean_variance /= counted;
+    for (int b = low_; b <= high_; ++b) {
+      const double apart = score(b, logs_[kMiddle + b]) - mean;
+      square += counts_[kMiddle + b] * apart * apart;
+    }
+    const double shrink = std::max(0.0, 1 - mean_variance / std::max(square / counted, 1e-300));
+    for (int b = low_; b <= high_; ++b) {
+      double& log = logs_[kMiddle + b];
+      const double s2 = shrink * log, expected = mean + shrink * (score(b, log) - mean);
+      // Without errors beyond kFarthest deviations: of few keys none has.
+      const double inside = 0.5 * std::erfc((2 * std::sqrt(s2) - kFarthest) * std::sqrt(0.5));
+      log = 2 * (offset + expected + s2) + std::log(inside);
+    }
+  }
+
+  int low_ = std::numeric_limits<int>::max(), high_ = std::numeric_limits<int>::min();
+  double each_ = 1;  // keys, that one stands for
+  std::int32_t counts_[65536 / kBin];
+  double logs_[65536 / kBin];
+};
 
 index_t whole_registers(index_t count) {
   return (count + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats;
@@ -223,7 +293,9 @@ struct Step {
     }
     return kept;
   }
-  double error() const {
+  // expected: what sums.variance may be by the estimates, which counts where it is more: where few
+  // keys matter and none of those that were missed does, the sample alone shows too little.
+  double error(double expected) const {
     double along = 0, square = 0;
     if (!(sums.denominator > 0)) return INFINITY;  // nothing that was read says anything
     const double inverse = 1.0 / sums.denominator;
@@ -231,13 +303,18 @@ struct Step {
       const double out = sums.numerator[c] * inverse;
       along += out * sums.variance_values[c], square += out * out;
     }
-    const double variance = sums.variance_squares - 2 * along + sums.variance * square;
-    return o.quantile *
-           std::sqrt(std::max(variance, 0.0) / std::max(sums.denominator * sums.squares, 1e-300));
+    const double variance =
+        std::max(sums.variance_squares - 2 * along + sums.variance * square, 0.0);
+    const double each =
+        sums.variance > 0 ? variance / sums.variance : sums.squares / sums.denominator;
+    const double unit = o.quantile / std::sqrt(std::max(sums.denominator * sums.squares, 1e-300));
+    return std::max(unit * std::sqrt(variance),
+                    std::min(unit * std::sqrt(expected * each), kMostExpected));
   }
 
   // Returns the stated error.
-  double run(const std::uint8_t* codes, index_t n_bits, index_t n_features, float norm) {
+  double run(const std::uint8_t* codes, index_t n_bits, index_t n_features, const float* centre,
+             float norm) {
     clear();
     const index_t first = std::min(o.n_sinks, n), last = std::max(n - o.window, first);
     if (n <= o.exact_up_to || last == first) {
@@ -246,20 +323,24 @@ struct Step {
       return 0;
     }
     const QueryTable table(s.table, s.projections, n_bits, n_features, o.scale, norm);
-    CodeScan scan{codes,
-                  (last + kCodeBlock - 1) / kCodeBlock,
-                  n_bits,
-                  s.table,
-                  table.zero,
-                  table.factor,
-                  table.half_variance,
+    CodeScan scan{codes,       (last + kCodeBlock - 1) / kCodeBlock,
+                  n_bits,      s.table,
+                  table.zero,  table.factor,
+                  table.shift, table.half_variance,
                   s.estimates};
     kernels().code_estimates(scan);
     const double wanted = std::max(0.5 * double(o.min_share) * n, kLeastPilot);
     const int rarest = int(noise().survival.size()) - 1;
     const double uniform = (last - first) / (kFloor * wanted);
     const int floor = std::clamp(int(kUnit * std::log(uniform) + 0.5), 0, rarest);
-    const int threshold = threshold_for(s.estimates, first, last, wanted, floor);
+    const auto byte = [codes, n_bits](index_t j) {
+      const index_t lane = j % kCodeBlock, row = n_bits / 8;
+      return codes[(j / kCodeBlock * (row + 1) + row) * kCodeBlock + 2 * (lane % 32) + lane / 32];
+    };
+    double offset = 0;
+    for (index_t i = 0; i < n_features; ++i) offset += double(read.query[i]) * centre[i];
+    const Estimated estimated(s.estimates, byte, first, last, table.variance, table.part(), offset);
+    const int threshold = estimated.threshold(wanted, floor);
     const index_t pilots = select(0, first, last, threshold, floor, s.pilot);
     add_exact(first, last);
     n_read = first + n - last + pilots;
@@ -268,7 +349,8 @@ struct Step {
     std::copy_n(s.numerator, whole_registers(n_values), s.exact);
     probabilities(s.pilot, pilots, threshold, floor);
     add(s.pilot, pilots, s.probability);
-    const double predicted = error();  // of a second sample as large
+    const double predicted =  // of a second sample as large
+        error(estimated.variance(threshold, floor, sums.largest));
     const double most = std::max(double(o.max_share) * n - n_read, wanted) / wanted;
     const double ratio = predicted / o.epsilon;  // NaN where a value is
     const double times = ratio > 1 ? std::min(ratio * ratio, most) : 1;
@@ -284,7 +366,8 @@ struct Step {
     probabilities(s.rows, count, threshold - shift, low);
     add(s.rows, count, s.probability);
     n_read += count;
-    return std::max(error(), kLeastError * o.epsilon);
+    const double expected = estimated.variance(threshold - shift, low, sums.largest);
+    return std::max(error(expected), kLeastError * o.epsilon);
   }
 };
 
@@ -362,8 +445,9 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
     if (n > options.exact_up_to)
       kernels().code_projections(q, d, keys.planes + key_head * d * keys.n_bits, keys.n_bits,
                                  scratch.projections);
-    outputs.error[task] = float(step.run(keys.codes + matrix * keys.n_blocks * block_bytes,
-                                         keys.n_bits, d, keys.norm[matrix]));
+    outputs.error[task] =
+        float(step.run(keys.codes + matrix * keys.n_blocks * block_bytes, keys.n_bits, d,
+                       keys.centre + matrix * d, keys.norm[matrix]));
     outputs.n_read[task] = std::int32_t(step.n_read);
     outputs.log_sum[task] = step.sums.largest + std::log(step.sums.denominator);
     const float inverse = step.sums.denominator > 0 ? 1 / step.sums.denominator : 0;

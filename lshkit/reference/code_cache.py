@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 from lshkit.reference.buckets import random_words
 
@@ -21,8 +22,12 @@ SHARPNESS = 0.75  # of the sampling: the probability grows as exp(0.75 estimate)
 FLOOR = 0.1  # share of the pilot that is uniform
 COUNTED = 4096  # keys that are counted to find the threshold
 BIN = 16  # units of a bin of that count
+MOST_SHIFT = 10  # of a query's factor
+MOST_ESTIMATE = 16000  # and the least: without half of the variance
 SURE = 32000  # an estimate above every threshold
 LEAST_ERROR = 0.01  # stated of a sample, in epsilon
+MOST_EXPECTED = 2.0  # error: about as far as two means of values can be apart
+FARTHEST = 3.5  # deviations of an estimate's error, that are expected
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,12 @@ def score_estimates(
     norms: np.ndarray,
     norm: float,
     scale: float,
-) -> np.ndarray:
+) -> tuple[np.ndarray, float, float]:
     """Integers, SHARPNESS * (estimate of scale q . (k - centre) + half its variance) in units.
 
     The variance, which grows with the key's norm, stands for scores above their estimate: without
-    it rare keys of large norm would be missed. E[sign(w . k) w . q] over unit vectors w is
+    it rare keys of large norm would be missed. Returned are also that variance of a key of norm
+    1 / 64, and the part of it that is in the estimates. E[sign(w . k) w . q] over unit vectors w is
     sqrt(2 / (pi d)) q . k / |k|. The sum over bits goes through a table of 6-bit integers for each
     4 of them.
     """
@@ -95,50 +101,87 @@ def score_estimates(
     top = np.abs(z).sum(-1)
     step = 2 * top.max() / 63
     if not step > 0:
-        return np.zeros(len(bits), np.int64)
+        return np.where(norms == 255, SURE, 0), 0.0, 0.0
     patterns = (np.arange(16)[:, None] >> np.arange(4)) & 1
     table = np.floor(((2 * patterns - 1) @ z.T + top) / step + 0.5).astype(np.int64)
     nibbles = bits.reshape(len(bits), -1, 4) @ (1 << np.arange(4))
     total = table[nibbles, np.arange(n_bits // 4)].sum(-1)
     total = total - int(np.floor(top.sum() / step + 0.5))
     factor = SHARPNESS * UNIT * scale * math.sqrt(math.pi * d / 2) / n_bits * step * norm / 64
-    factor = min(int(factor * 32 * 65536 + 0.5), 32767)
-    estimates = (((total * 16) * (norms * 128) >> 16) * factor) >> 16
+    fixed, shift = factor * 32 * 65536, 0
+    while fixed > 32767 and shift < MOST_SHIFT:  # of peaked scores
+        fixed, shift = fixed / 2, shift + 1
+    means = (((total * 16) * (norms * 128) >> 16) * min(int(fixed + 0.5), 32767)) >> 16
+    most = MOST_ESTIMATE >> shift
+    estimates = np.clip(means, -most, most) << shift
     # The variance, of a key of norm 1 / 64. Half of it, as E exp(score) has with normal errors.
     squares = float((z * z).sum()) * d / n_bits
     variance = (scale * norm / 64) ** 2 * squares * (math.pi / 2 - 1) / n_bits
     half = min(int(0.5 * SHARPNESS * UNIT * variance * 65536 + 0.5), 16000)
     # A norm that its byte does not hold is unknown: such a key is always read.
-    return np.where(norms == 255, SURE, estimates + ((norms * norms * half) >> 16))
+    estimates = np.where(norms == 255, SURE, estimates + ((norms * norms * half) >> 16))
+    part = half / (SHARPNESS * UNIT * 65536 * variance) if variance > 0 else 0.0
+    return estimates, variance, part
 
 
-def threshold_for(estimates: np.ndarray, wanted: float, survive: np.ndarray, floor: int) -> int:
-    """The threshold at which about `wanted` keys are read, from a count of some of them.
+class Estimated:
+    """What the estimates of some of the keys tell of all that are not read anyway.
 
-    Beside those that are read at any threshold.
+    Scores are their estimates but for normal errors of variance s^2, which grows with the key's
+    norm. The estimates vary by that of the scores and these errors, so that a score is expected at
+    mean + a (estimate - mean) with variance a s^2, where a = 1 - E s^2 / var(estimate).
+
+    unit: s^2 of a key of norm 1 / 64, of which estimates have `part` in them; offset: what all
+    scores have besides, of the centre.
     """
-    stride = max(len(estimates) // COUNTED, 1)
-    some = estimates[::stride]
-    each = len(estimates) / len(some)
-    some = some[some < SURE]
-    if not len(some):
-        return 0
-    low = int(some.min()) // BIN
-    counts = np.bincount(some // BIN - low)
-    bins = (np.arange(len(counts)) + low) * BIN + BIN // 2
 
-    def expected(threshold: int) -> float:
-        at = np.clip(np.minimum(threshold - bins, floor), 0, len(survive) - 1)
-        return float(counts @ survive[at]) * each
+    def __init__(
+        self,
+        estimates: np.ndarray,
+        norms: np.ndarray,
+        unit: float,
+        part: float,
+        offset: float,
+    ) -> None:
+        stride = max(len(estimates) // COUNTED, 1)
+        some, squares = estimates[::stride], norms[::stride].astype(np.float64) ** 2
+        each = len(estimates) / len(some)
+        some, squares = some[some < SURE], squares[some < SURE]
+        if not len(some):
+            some, squares, each = np.zeros(1, np.int64), np.zeros(1), 0.0
+        low = int(some.min()) // BIN
+        counts = np.bincount(some // BIN - low)
+        self.bins = (np.arange(len(counts)) + low) * BIN + BIN // 2
+        self.counts = each * counts
+        variance = unit * np.bincount(some // BIN - low, squares) / np.maximum(counts, 1)
+        scores = self.bins / (SHARPNESS * UNIT) - part * variance
+        n = counts.sum()
+        mean, mean_variance = counts @ scores / n, counts @ variance / n
+        shrink = max(0.0, 1 - mean_variance / max(counts @ (scores - mean) ** 2 / n, 1e-300))
+        deviation = np.sqrt(shrink * variance)
+        # log E w^2, without errors beyond FARTHEST deviations: of few keys none has.
+        inside = special.log_ndtr(FARTHEST - 2 * deviation)
+        self.logs = 2 * (offset + mean + shrink * (scores - mean) + deviation**2) + inside
 
-    least, most = int(bins[0]) - BIN, int(bins[-1]) + BIN + len(survive)
-    while most - least > 1:
-        middle = (least + most) // 2
-        if expected(middle) > wanted:
-            least = middle
-        else:
-            most = middle
-    return most
+    def _probability(self, threshold: int, survive: np.ndarray, floor: int) -> np.ndarray:
+        return survive[np.clip(np.minimum(threshold - self.bins, floor), 0, len(survive) - 1)]
+
+    def threshold(self, wanted: float, survive: np.ndarray, floor: int) -> int:
+        """At which about `wanted` keys are read, beside those that are at any threshold."""
+        least, most = int(self.bins[0]) - BIN, int(self.bins[-1]) + BIN + len(survive)
+        while most - least > 1:
+            middle = (least + most) // 2
+            if float(self.counts @ self._probability(middle, survive, floor)) > wanted:
+                least = middle
+            else:
+                most = middle
+        return most
+
+    def variance(self, threshold: int, survive: np.ndarray, floor: int, largest: float) -> float:
+        """Expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest)."""
+        p = self._probability(threshold, survive, floor)
+        terms = np.exp(np.minimum(self.logs - 2 * largest, 600))
+        return float(self.counts @ (terms * (1 - p) / p))
 
 
 class Sums:
@@ -179,13 +222,21 @@ class Sums:
         self.a1 += variance @ value
         self.a2 += variance @ square
 
-    def error(self, z: float) -> float:
-        """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j)."""
+    def error(self, z: float, expected: float) -> float:
+        """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j).
+
+        expected: what a0 may be by the estimates, which counts where it is more: where few keys
+        matter and none of those that were missed does, the sample alone shows too little.
+        """
         if not self.denominator > 0:
             return math.inf  # nothing that was read says anything
         out = self.numerator / self.denominator
         variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out)), 0.0)
-        return z * math.sqrt(variance / max(self.denominator * self.squares, 1e-300))
+        each = variance / self.a0 if self.a0 > 0 else self.squares / self.denominator
+        unit = z / math.sqrt(max(self.denominator * self.squares, 1e-300))
+        return max(
+            unit * math.sqrt(variance), min(unit * math.sqrt(expected * each), MOST_EXPECTED)
+        )
 
 
 def code_step(
@@ -195,6 +246,7 @@ def code_step(
     planes: np.ndarray,
     bits: np.ndarray,
     norms: np.ndarray,
+    centre: np.ndarray,
     norm: float,
     options: StepOptions,
     seed: int,
@@ -229,7 +281,10 @@ def code_step(
         )
     n_read = read(np.r_[0:first, last:n])
     middle = np.arange(first, last)
-    estimates = score_estimates(query, planes, bits[middle], norms[middle], norm, o.scale)
+    estimates, unit, part = score_estimates(
+        query, planes, bits[middle], norms[middle], norm, o.scale
+    )
+    estimated = Estimated(estimates, norms[middle], unit, part, o.scale * float(query @ centre))
     table = noise_table()
     survive = survival(table)
 
@@ -244,10 +299,11 @@ def code_step(
     wanted = max(o.min_share * n / 2, 64.0)
     floor = int(UNIT * math.log(len(middle) / (FLOOR * wanted)) + 0.5)
     floor = min(max(floor, 0), len(survive) - 1)
-    threshold = threshold_for(estimates, wanted, survive, floor)
+    threshold = estimated.threshold(wanted, survive, floor)
     pilot, probability = sample(0, threshold, floor)
     n_read += read(middle[pilot], probability[pilot])
-    predicted = sums.error(o.z)  # of a second sample as large as the pilot
+    expected = estimated.variance(threshold, survive, floor, sums.largest)
+    predicted = sums.error(o.z, expected)  # of a second sample as large as the pilot
     most = max(o.max_share * n - n_read, wanted) / wanted
     times = min(max((predicted / o.epsilon) ** 2, 1.0), most)
     # The pilot's keys, known now, count with probability 1.
@@ -255,12 +311,14 @@ def code_step(
     read(np.r_[0:first, last:n])
     read(middle[pilot])
     shift = int(UNIT * math.log(times) + 0.5)
-    chosen, probability = sample(1, threshold - shift, max(floor - shift, 0))
+    threshold, floor = threshold - shift, max(floor - shift, 0)
+    chosen, probability = sample(1, threshold, floor)
     chosen &= ~pilot
     n_read += read(middle[chosen], probability[chosen])
+    expected = estimated.variance(threshold, survive, floor, sums.largest)
     return Step(
         sums.numerator / sums.denominator,
         sums.largest + math.log(sums.denominator),
-        max(sums.error(o.z), LEAST_ERROR * o.epsilon),
+        max(sums.error(o.z, expected), LEAST_ERROR * o.epsilon),
         n_read,
     )

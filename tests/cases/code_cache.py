@@ -79,5 +79,6 @@ def reference_step(cache, query, head):
     return code_step(
         *(query.float().numpy(), cache.key[0, g].float().numpy()),
         *(cache.value[0, g].float().numpy(), cache._kept.planes[g].numpy(), bits[:n], norms[:n]),
-        *(float(cache._kept.norm[0, g]), options, cache.seed, head),
+        *(cache._kept.centre[0, g].double().numpy(), float(cache._kept.norm[0, g])),
+        *(options, cache.seed, head),
     )

@@ -371,6 +371,7 @@ void code_estimates(const CodeScan& p) {
   const SignedShorts zero = broadcast(std::int16_t(p.zero));
   const SignedShorts factor = broadcast(std::int16_t(p.factor));
   const Shorts half_variance = Shorts(broadcast(std::int16_t(p.half_variance)));
+  const SignedShorts most = broadcast(std::int16_t(kMostEstimate >> p.shift));
   for (index_t block = 0; block < p.n_blocks; ++block) {
     const std::uint8_t* codes = p.codes + block * (rows + 1) * kCodeBlock;
     prefetch_row(codes + 8 * (rows + 1) * kCodeBlock, (rows + 1) * kCodeBlock);
@@ -397,8 +398,9 @@ void code_estimates(const CodeScan& p) {
       const auto norms = load_as<Shorts>(codes + rows * kCodeBlock + v * kVectorBytes);
       const auto estimate = [&](Shorts sum, Shorts norm) {
         const SignedShorts centred = (SignedShorts(sum) - zero) << 4;
-        const SignedShorts mean =
-            high_product(high_product(centred, SignedShorts(norm << 7)), factor);
+        SignedShorts mean = high_product(high_product(centred, SignedShorts(norm << 7)), factor);
+        mean = mean > most ? most : mean;
+        mean = (mean < -most ? -most : mean) << p.shift;
         const SignedShorts sure = broadcast(kSureEstimate);
         const SignedShorts sum_of = mean + SignedShorts(high_product(norm * norm, half_variance));
         return SignedShorts(norm) == 255 ? sure : sum_of;

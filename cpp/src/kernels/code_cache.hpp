@@ -18,12 +18,14 @@ struct CodeRows {
 // The estimate of a key whose norm, 255, its byte may not hold: above every threshold.
 constexpr std::int16_t kSureEstimate = 32000;
 
+constexpr std::int16_t kMostEstimate = 16000;  // and the least: without half of the variance
+
 // Estimates of scores, in blocks of codes: 4 bits of a key choose one of 16 entries of a table.
 struct CodeScan {
   const std::uint8_t* codes;
   index_t n_blocks, n_bits;
   const std::uint8_t* table;  // (n_bits / 4, 16), entries <= 63
-  int zero, factor;           // of a sum of entries, and of its product with the norm
+  int zero, factor, shift;    // of a sum of entries, and of its product with the norm
   int half_variance;          // of the norm's square
   std::int16_t* estimates;    // (n_blocks * kCodeBlock)
 };
