@@ -21,7 +21,7 @@ constexpr index_t kNoise = 1 << 14;    // entries of the table of exponential va
 constexpr index_t kSegment = 1 << 12;  // keys that read the table from the same place
 constexpr double kSharpness = 0.75;    // the probability grows as exp(0.75 estimate)
 constexpr double kFloor = 0.1;         // share of the pilot that is uniform
-constexpr index_t kCounted = 4096;     // keys that are counted to find the threshold
+constexpr index_t kCounted = 4096;     // most keys that are counted to find the threshold
 constexpr int kBin = 16;               // units of a bin of that count
 constexpr double kLeastPilot = 64;     // keys
 constexpr double kLeastError = 0.01;   // stated of a sample, in epsilon
@@ -116,41 +116,42 @@ struct QueryTable {
 // norm, the squared weights that are expected (reference: Estimated).
 class Estimated {
  public:
-  // norm(j): the byte of key j. variance: of the error at a norm of 1, of which estimates have
-  // `part` in them. offset: what all scores have besides.
-  template <class Norm>
-  Estimated(const std::int16_t* estimates, const Norm& norm, index_t first, index_t last,
-            double variance, double part, double offset) {
-    const index_t n = last - first, stride = std::max<index_t>(n / kCounted, 1);
-    for (index_t j = first; j < last; j += stride) {
-      if (estimates[j] == kSureEstimate) continue;
-      const int b = bin(estimates[j]);
-      low_ = std::min(low_, b), high_ = std::max(high_, b);
+  // codes: of all keys, with their norms in bytes. variance: of the error at a norm of 1, of which
+  // estimates have `part` in them. offset: what all scores have besides.
+  Estimated(const std::int16_t* estimates, const std::uint8_t* codes, index_t n_bits, index_t first,
+            index_t last, double variance, double part, double offset) {
+    const index_t n = last - first, row = n_bits / 8;
+    const index_t stride = (n + kCounted - 1) / kCounted | 1;  // odd: tokens may alternate
+    constexpr int kSquares = 40;  // bits of a sum of squared norms; above it is the count
+    std::int64_t sums[kBins] = {};
+    const std::size_t block_bytes = std::size_t(row + 1) * kCodeBlock;
+    const std::uint8_t* norms = codes + row * kCodeBlock;
+    for (std::size_t j = first; j < std::size_t(last); j += stride) {
+      const std::size_t lane = j % kCodeBlock;
+      const std::int64_t norm = norms[j / kCodeBlock * block_bytes + 2 * (lane % 32) + lane / 32];
+      sums[bin(estimates[j])] += (std::int64_t(1) << kSquares) + norm * norm;
     }
-    if (low_ > high_) low_ = high_ = 0;
-    std::fill(counts_ + kMiddle + low_, counts_ + kMiddle + high_ + 1, 0);
-    std::fill(logs_ + kMiddle + low_, logs_ + kMiddle + high_ + 1, 0.0);
-    index_t counted = 0;
-    for (index_t j = first; j < last; j += stride) {
-      if (estimates[j] == kSureEstimate) continue;
-      const int b = kMiddle + bin(estimates[j]), byte = norm(j);
-      ++counts_[b], ++counted;
-      logs_[b] += byte * byte;
+    sums[bin(kSureEstimate)] = 0;  // no other estimate is there
+    while (low_ < kBins - 1 && !sums[low_]) ++low_;
+    while (high_ > low_ && !sums[high_]) --high_;
+    double counted = 0;
+    for (int b = low_; b <= high_; ++b) {
+      counts_[b] = std::int32_t(sums[b] >> kSquares);
+      logs_[b] = double(sums[b] & ((std::int64_t(1) << kSquares) - 1));
+      counted += counts_[b];
     }
     each_ = double(n) / double((n + stride - 1) / stride);
-    expect_squares(double(std::max<index_t>(counted, 1)), variance, part, offset);
+    expect_squares(std::max(counted, 1.0), variance, part, offset);
   }
 
   // At which about `wanted` keys are read, beside those that are at any threshold.
   int threshold(double wanted, int floor) const {
-    int least = low_ * kBin - kBin / 2;
-    int most = high_ * kBin + 3 * kBin / 2 + int(noise().survival.size());
+    int least = at(low_) - kBin, most = at(high_) + kBin + int(noise().survival.size());
     while (most - least > 1) {
       const int middle = least + (most - least) / 2;
       double sum = 0;
       for (int b = low_; b <= high_; ++b)
-        if (counts_[kMiddle + b])
-          sum += counts_[kMiddle + b] * double(noise().probability(middle - at(b), floor));
+        if (counts_[b]) sum += counts_[b] * double(noise().probability(middle - at(b), floor));
       (sum * each_ > wanted ? least : most) = middle;
     }
     return most;
@@ -160,18 +161,17 @@ class Estimated {
   double variance(int threshold, int floor, double largest) const {
     double sum = 0;
     for (int b = low_; b <= high_; ++b) {
-      if (!counts_[kMiddle + b]) continue;
+      if (!counts_[b]) continue;
       const double p = noise().probability(threshold - at(b), floor);
-      sum += counts_[kMiddle + b] * std::exp(std::min(logs_[kMiddle + b] - 2 * largest, 600.0)) *
-             (1 - p) / p;
+      sum += counts_[b] * std::exp(std::min(logs_[b] - 2 * largest, 600.0)) * (1 - p) / p;
     }
     return sum * each_;
   }
 
  private:
-  static constexpr int kMiddle = 32768 / kBin;
-  static int bin(std::int16_t e) { return (int(e) - (int(e) & (kBin - 1))) / kBin; }
-  static int at(int b) { return b * kBin + kBin / 2; }
+  static constexpr int kBins = 65536 / kBin;
+  static constexpr unsigned bin(std::int16_t e) { return unsigned(int(e) + 32768) / kBin; }
+  static constexpr int at(int b) { return b * kBin + kBin / 2 - 32768; }
 
   // From the sums of the bins' squared norms to the logs of E w^2.
   void expect_squares(double counted, double variance, double part, double offset) {
@@ -180,19 +180,19 @@ class Estimated {
     };
     double mean = 0, square = 0, mean_variance = 0;
     for (int b = low_; b <= high_; ++b) {
-      const int count = counts_[kMiddle + b];
-      double& log = logs_[kMiddle + b];
+      const int count = counts_[b];
+      double& log = logs_[b];
       log *= variance / std::max(count, 1);
       mean += count * score(b, log), mean_variance += count * log;
     }
     mean /= counted, mean_variance /= counted;
     for (int b = low_; b <= high_; ++b) {
-      const double apart = score(b, logs_[kMiddle + b]) - mean;
-      square += counts_[kMiddle + b] * apart * apart;
+      const double apart = score(b, logs_[b]) - mean;
+      square += counts_[b] * apart * apart;
     }
     const double shrink = std::max(0.0, 1 - mean_variance / std::max(square / counted, 1e-300));
     for (int b = low_; b <= high_; ++b) {
-      double& log = logs_[kMiddle + b];
+      double& log = logs_[b];
       const double s2 = shrink * log, expected = mean + shrink * (score(b, log) - mean);
       // Without errors beyond kFarthest deviations: of few keys none has.
       const double inside = 0.5 * std::erfc((2 * std::sqrt(s2) - kFarthest) * std::sqrt(0.5));
@@ -200,10 +200,10 @@ class Estimated {
     }
   }
 
-  int low_ = std::numeric_limits<int>::max(), high_ = std::numeric_limits<int>::min();
-  double each_ = 1;  // keys, that one stands for
-  std::int32_t counts_[65536 / kBin];
-  double logs_[65536 / kBin];
+  int low_ = 0, high_ = kBins - 1;  // of what was counted
+  double each_ = 1;                 // keys, that one stands for
+  std::int32_t counts_[kBins];
+  double logs_[kBins];
 };
 
 index_t whole_registers(index_t count) {
@@ -333,13 +333,10 @@ struct Step {
     const int rarest = int(noise().survival.size()) - 1;
     const double uniform = (last - first) / (kFloor * wanted);
     const int floor = std::clamp(int(kUnit * std::log(uniform) + 0.5), 0, rarest);
-    const auto byte = [codes, n_bits](index_t j) {
-      const index_t lane = j % kCodeBlock, row = n_bits / 8;
-      return codes[(j / kCodeBlock * (row + 1) + row) * kCodeBlock + 2 * (lane % 32) + lane / 32];
-    };
     double offset = 0;
     for (index_t i = 0; i < n_features; ++i) offset += double(read.query[i]) * centre[i];
-    const Estimated estimated(s.estimates, byte, first, last, table.variance, table.part(), offset);
+    const Estimated estimated(s.estimates, codes, n_bits, first, last, table.variance, table.part(),
+                              offset);
     const int threshold = estimated.threshold(wanted, floor);
     const index_t pilots = select(0, first, last, threshold, floor, s.pilot);
     add_exact(first, last);

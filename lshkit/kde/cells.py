@@ -23,7 +23,40 @@ def count_of(n_rows: int) -> int:
     return int(min(2 ** round(np.log2(CENTRES * np.sqrt(n_rows))), MOST_CELLS, n_rows))
 
 
-class Cells:
+class Groups:
+    """Permuted rows in groups: those of group g are order[indptr[g] : indptr[g + 1]]."""
+
+    permuted: PermutedRows
+    order: np.ndarray  # int32
+    indptr: np.ndarray  # int64
+
+    def few_sums(
+        self, queries: np.ndarray, probes: np.ndarray, threads: int, first: int, last: int
+    ) -> tuple[Sums, np.ndarray]:
+        """`Sums` over the rows of some groups, and their number, for few rows in each.
+
+        Of the permuted rows from `first` to `last`.
+        """
+        out = np.empty((len(queries), 4))
+        geometry, permuted = self.permuted.training.geometry, self.permuted
+        _C.listed_kernel_sums(
+            kernels.CODES[geometry.kernel],
+            geometry.n_bits,
+            np.ascontiguousarray(queries, permuted.rows.dtype),
+            np.ascontiguousarray(probes),
+            permuted.rows,
+            self.order,
+            self.indptr,
+            permuted.weights,
+            first,
+            last,
+            out,
+            threads,
+        )
+        return Sums(*out.T[:3]), out[:, 3]
+
+
+class Cells(Groups):
     """Permuted rows in cells, of which there are some multiple of the root of their number.
 
     The sample that the centres come from does not depend on the permutation, so that the rows of
@@ -113,28 +146,6 @@ class Cells:
             threads,
         )
         return Sums(*out.T), (end - begin)[probes].sum(axis=1)
-
-    def few_sums(
-        self, queries: np.ndarray, probes: np.ndarray, threads: int, first: int, last: int
-    ) -> tuple[Sums, np.ndarray]:
-        """The same, for as few rows as a sample has of a few cells."""
-        out = np.empty((len(queries), 4))
-        geometry, permuted = self.permuted.training.geometry, self.permuted
-        _C.listed_kernel_sums(
-            kernels.CODES[geometry.kernel],
-            geometry.n_bits,
-            np.ascontiguousarray(queries, self.blocks.dtype),
-            np.ascontiguousarray(probes),
-            permuted.rows,
-            self.order,
-            self.indptr,
-            permuted.weights,
-            first,
-            last,
-            out,
-            threads,
-        )
-        return Sums(*out.T[:3]), out[:, 3]
 
     def counts_before(self, stop: int | None) -> np.ndarray:
         """How many rows of each cell are permuted rows before `stop`."""

@@ -104,8 +104,9 @@ def _without(method: RandomSampling | NearFar, first: int, last: int) -> RandomS
     rows = _WithoutBlock(method.permuted, first, last)
     without: Any = copy.copy(method)
     without.permuted = rows
+    without.beside = None  # the rows equal to one of them are among all
     if isinstance(method, NearFar):
-        without.cells = _CellsWithoutBlock(method.cells, rows)
+        without.cells = _CellsWithoutBlock(without.cells, rows)
     return without
 
 

@@ -112,7 +112,7 @@ class Geometry:
             ends: dict[str, Any] = {}
             if compact:
                 assert given is not None
-                rows_given = np.ascontiguousarray(given[some], np.float64)
+                rows_given = np.require(given[some], np.float64, ["C", "A"])
                 ends = {"given": rows_given, "widths": self.widths, "edge": self.edge}
             _C.kernel_sums(
                 kernels.CODES[self.kernel],

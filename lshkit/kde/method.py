@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from lshkit import checks
 from lshkit.kde import kernels
-from lshkit.kde.sums import Sums
+from lshkit.kde.sums import SAMPLED, Sums
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -205,8 +205,10 @@ class Method(abc.ABC):
                 got[~far] = self.sampled(scaled[~far], threads, None, with_error)
             sums = training.sums(scaled[far], threads, in_blocks=False, given=X[far])
             got[far] = Estimate.exact(sums, training.total, len(training.X))
+        raised = got.rows < len(self.training.X)
+        if with_error:  # of nothing that was seen, too, there is rounding
+            got.error[raised] = np.maximum(got.error[raised], SAMPLED * got.mean[raised])
         if with_error and self.error_floor is not None:
-            raised = got.rows < len(self.training.X)
             factor = np.exp(np.minimum(self.error_floor - got.shift[raised], 700))
             least = np.sqrt(factor * np.maximum(got.at_risk[raised], 0))
             got.error[raised] = np.maximum(got.error[raised], least)

@@ -17,13 +17,23 @@ from lshkit import checks
 from lshkit.kde.cells import Cells
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import Estimate, Tuned
-from lshkit.kde.random_sampling import CALL, N_PILOT, Level, cheapest_sample, expand, stages_of
+from lshkit.kde.random_sampling import (
+    CALL,
+    LEAST_AT_RISK,
+    N_PILOT,
+    Level,
+    cheapest_sample,
+    expand,
+    relative,
+    stages_of,
+)
 from lshkit.kde.sums import Sums
 from lshkit.kde.training import BLOCK, PermutedRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from lshkit.kde.equal_rows import EqualRows
     from lshkit.kde.pilot import Pilot
     from lshkit.kde.random_sampling import Stages
     from lshkit.kde.training import Training
@@ -35,7 +45,6 @@ MORE, MORE_HISTORY = 4, 1 / 8
 # Costs in rows of a sample: of a centre, of a cell that is read, of a row of it, and of a row that
 # comes from memory, for the first query of a batch that reads its cell.
 CENTRE, PROBE, NEAR, FETCHED = 1.2, 30.0, 4.0, 12.0
-LEAST_AT_RISK = 0.01  # share of a density that is at risk even where the outer cells are empty
 
 
 class NearFar(ExactFarQueries):
@@ -47,7 +56,7 @@ class NearFar(ExactFarQueries):
     name = "near_far"
     min_rows, worth = 4000, 1500
 
-    def __init__(self, cells: Cells, n_probes: int, stages: Stages) -> None:
+    def __init__(self, cells: Cells | EqualRows, n_probes: int, stages: Stages) -> None:
         self.cells, self.n_probes, self.stages = cells, n_probes, stages
         self.permuted, self.training = cells.permuted, cells.permuted.training
 
@@ -162,12 +171,6 @@ def expected(
     scale = relative(sample.shift, both.shift)
     pooled = expand(both, n_both, population)[1] * n_both / n_sampled
     return Sums(both.shift, total * scale, np.maximum(variance * scale**2, pooled))
-
-
-def relative(shift: np.ndarray, to: np.ndarray) -> np.ndarray:
-    """exp(shift - to), 0 where there is nothing; of a part to the whole, no more than 1."""
-    with np.errstate(invalid="ignore"):
-        return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
 
 
 def foretell(

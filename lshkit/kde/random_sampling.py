@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lshkit import checks
+from lshkit.kde.equal_rows import EqualRows
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, Method, Tuned, finite_or_none
 from lshkit.kde.sums import Sums
 from lshkit.kde.training import BLOCK, PermutedRows
@@ -22,6 +23,7 @@ from lshkit.kde.training import BLOCK, PermutedRows
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from lshkit.kde.near_far import NearFar
     from lshkit.kde.pilot import Pilot
     from lshkit.kde.training import Training
 
@@ -31,6 +33,7 @@ SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 predicts for a query dominated by one row
 UNLIKELY = 4  # standard errors that a mean is off by
+LEAST_AT_RISK = 0.01  # share of a density that is at risk even where nothing unread is near
 SHARED = 1 / 32  # of a batch of 256 queries: for fewer a sample is read at the pace of memory
 CALL = 500.0  # cost of a query's share in what a call does once for a batch of 256
 
@@ -44,6 +47,12 @@ def expand(sums: Sums, sample: Any, population: Any) -> tuple[np.ndarray, np.nda
         )
         variance = population**2 * (1 - sample / population) * spread / sample
     return population * mean, variance
+
+
+def relative(shift: np.ndarray, to: np.ndarray) -> np.ndarray:
+    """exp(shift - to), 0 where there is nothing; of a part to the whole, no more than 1."""
+    with np.errstate(invalid="ignore"):
+        return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
 
 
 def relative_spread(sums: Sums, count: int) -> np.ndarray:
@@ -295,9 +304,34 @@ class RandomSampling(Method):
         permuted = PermutedRows(training) if permuted is None else permuted
         return cls(permuted, stages_of(settings))
 
+    @functools.cached_property
+    def beside(self) -> NearFar | None:
+        """The same with rows that equal a query summed exactly: a sample may miss what they are."""
+        from lshkit.kde.near_far import NearFar
+
+        return NearFar(EqualRows(self.permuted), 1, self.stages)
+
     def sampled(
         self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
     ) -> Estimate:
+        if self.beside is None:
+            return self._alone(queries, threads, stop)
+        equal: Any = self.beside.cells
+        groups = equal.nearest(queries, 1, threads)
+        known = equal.before(groups[:, 0], stop)
+        if not known.any():
+            return self._alone(queries, threads, stop)
+        out = Estimate.exact(Sums.zeros(len(queries)), self.training.total, len(self.permuted))
+        if not known.all():
+            out[~known] = self._alone(queries[~known], threads, stop)
+        got = self.beside.sampled(queries[known], threads, stop)
+        near, _ = equal.sums(queries[known], groups[known], threads, last=stop)
+        own = near.total * relative(near.shift, got.shift) / self.training.total
+        got.at_risk = np.maximum(got.mean - own, LEAST_AT_RISK * got.mean)
+        out[known] = got
+        return out
+
+    def _alone(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         permuted, n_queries = self.permuted, len(queries)
         n = len(permuted) if stop is None else stop
         stops = self.stages.stops(len(permuted), n)
@@ -331,4 +365,5 @@ class RandomSampling(Method):
 
     @property
     def nbytes(self) -> int:
-        return self.permuted.nbytes
+        equal = 0 if self.beside is None else self.beside.cells.nbytes
+        return self.permuted.nbytes + equal

@@ -20,7 +20,7 @@ NOISE = 1 << 14  # entries of the table of exponential variates
 SEGMENT = 1 << 12  # keys that read the table from the same place
 SHARPNESS = 0.75  # of the sampling: the probability grows as exp(0.75 estimate)
 FLOOR = 0.1  # share of the pilot that is uniform
-COUNTED = 4096  # keys that are counted to find the threshold
+COUNTED = 4096  # most keys that are counted to find the threshold
 BIN = 16  # units of a bin of that count
 MOST_SHIFT = 10  # of a query's factor
 MOST_ESTIMATE = 16000  # and the least: without half of the variance
@@ -143,7 +143,7 @@ class Estimated:
         part: float,
         offset: float,
     ) -> None:
-        stride = max(len(estimates) // COUNTED, 1)
+        stride = -(-len(estimates) // COUNTED) | 1  # odd: tokens may alternate
         some, squares = estimates[::stride], norms[::stride].astype(np.float64) ** 2
         each = len(estimates) / len(some)
         some, squares = some[some < SURE], squares[some < SURE]

@@ -366,6 +366,24 @@ def test_one_key_far_from_the_others_does_not_hide_them(far):
     assert np.mean(errors) < 0.03 and beyond <= 3
 
 
+@pytest.mark.parametrize("n_bits", [128, 256])
+@pytest.mark.parametrize("spread", [2, 4, 6, 8, 12, 20])
+def test_stated_errors_of_scores_of_any_spread(spread, n_bits):
+    """Where few keys matter, a sample shows too little of those that it missed."""
+    beyond, errors = [], []
+    for seed in range(4):
+        rng = torch.Generator().manual_seed(seed)
+        key, value, query = (torch.randn(1, 32, n, 64, generator=rng) for n in (4096, 4096, 1))
+        query *= spread  # the standard deviation of the scores
+        cache = filled(query, key, value, n_bits=n_bits, max_share=0.3, seed=seed)
+        out, report = cache.attend(query, True)
+        wanted, _, norm = softmax(query, key, value)
+        errors.append((out - wanted).norm(dim=-1) / norm)
+        beyond.append(errors[-1] > report.error)
+    assert torch.cat(beyond).double().mean() <= 0.05  # delta
+    assert torch.cat(errors).square().mean().sqrt() < (0.2 if n_bits == 128 else 0.06)
+
+
 @pytest.mark.parametrize("later", [100, 1000, 1900])
 def test_later_keys_of_larger_norms_are_read_beside_the_share(later):
     query, key, value = qkv("spread", 2048 + later, heads=8)
