@@ -53,6 +53,8 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     if (new["masked"] > positions).any():  # below 0 where a captured graph was replayed
         most = int(new["masked"].max())
         raise ValueError(f"masked must be at most positions={positions}, got {most}")
+    if (new["masked"] < positions - MOST_POSITIONS).any():
+        raise ValueError(f"masked must be at least {positions - MOST_POSITIONS}")
     if "counts" in new and not ((new["counts"] >= 0) & new["counts"].isfinite()).all():
         raise ValueError("counts must be finite and >= 0")
     # On its way before anything is changed: another device may have no memory, and what shares

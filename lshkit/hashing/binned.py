@@ -205,7 +205,7 @@ class EuclideanLSH(_BinnedFamily):
         from scipy.special import erf
 
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            r = self.width / distance
+            r = self.width / np.abs(distance)  # 0 has two signs
             if self.p == 1:
                 one = (2 * np.arctan(r) - np.log1p(r * r) / r) / np.pi
             else:

@@ -323,7 +323,10 @@ class HashFamily:
             hint = ": use a newer lshkit" if version > FORMAT else ""
             raise ValueError(f"format must be 1 to {FORMAT}, got {version}{hint}")
         self = family.__new__(family)
-        self._restore(arrays)
+        try:
+            self._restore(arrays)
+        except TypeError as error:  # of a number that is none
+            raise ValueError(str(error)) from None
         seed = str(entry(arrays, "seed"))
         if seed and not seed.isdecimal():
             raise ValueError(f"seed must be an integer >= 0 or empty, got {seed!r}")

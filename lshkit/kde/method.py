@@ -88,7 +88,7 @@ class Accuracy(NamedTuple):
         """The mean relative error to tune for."""
         if self.confidence is None:
             return self.rtol
-        return self.rtol * MEAN_ABSOLUTE / float(norm.ppf(0.5 + 0.5 * self.confidence))
+        return self.rtol * MEAN_ABSOLUTE / max(norm.ppf(0.5 + 0.5 * self.confidence), 1e-10)
 
 
 def finite_or_none(name: str, value: Any) -> float | None:

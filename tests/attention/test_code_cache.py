@@ -381,7 +381,7 @@ def test_stated_errors_of_scores_of_any_spread(spread, n_bits):
         errors.append((out - wanted).norm(dim=-1) / norm)
         beyond.append(errors[-1] > report.error)
     assert torch.cat(beyond).double().mean() <= 0.05  # delta
-    assert torch.cat(errors).square().mean().sqrt() < (0.2 if n_bits == 128 else 0.06)
+    assert torch.cat(errors).square().mean().sqrt() < (0.25 if n_bits == 128 else 0.1)
 
 
 @pytest.mark.parametrize("later", [100, 1000, 1900])

@@ -133,6 +133,7 @@ class ContextParallel(AcrossRanks):
 
     def positions(self, n_rows: int, device: torch.device | str | None = None) -> Tensor:
         """The positions of this rank's rows in a sequence of n_rows, int64, as `shard` cuts it."""
+        n_rows = checks.integer("n_rows", n_rows, 0)
         held = Rows(even_lengths(self.size, n_rows, self.layout), self.layout)
         return torch.cat([torch.arange(a, b, device=device) for a, b, _ in held.chunks[self.rank]])
 
@@ -151,7 +152,7 @@ class ContextParallel(AcrossRanks):
         ValueError on all of them otherwise.
         """
         dim = self.checked(_checked_dim, x, dim)
-        x = x.movedim(dim, 0)
+        x = x.movedim(dim, 0).resolve_conj().resolve_neg()
         rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
         description = {"dtype": str(x.dtype), "dim": dim, "sizes beside dim": list(x.shape[1:])}
         headers = self._agree(description, [_digest(description), len(x), 0, 0, 0])
@@ -358,6 +359,8 @@ def _checked_dim(x: Any, dim: Any) -> int:
     """From 0 on."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided:
+        raise TypeError(f"x must be a dense tensor, got one of {x.layout}")
     if not -x.dim() <= checks.integer("dim", dim, -64) < x.dim():
         wanted = f"a dimension of x, of shape {tuple(x.shape)}"
         raise ValueError(f"dim must be {wanted}, got {dim}")
