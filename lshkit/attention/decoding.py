@@ -23,8 +23,9 @@ class YosoState:
     tables of 2^n_bits rows. A new token adds its value to one row of each table; a query reads one
     of each (YOSO, ICML 2021, section 3.2, as a stream); with soft codes n_probes rows. Outputs are
     those of `yoso_attention(..., is_causal=True)` with the same seed: bit-for-bit the same however
-    the tokens are divided among calls of `prefill` and of `step` with one token, and to rounding the same as in one call of it (hard codes of
-    16-bit inputs, which that call hashes in 16 bits: but for the few codes that differ).
+    the tokens are divided among calls of `prefill` and of `step` with one token, and to rounding
+    the same as in one call of it (hard codes of 16-bit inputs, which that call hashes in 16 bits:
+    but for the few codes that differ).
 
     Args:
         batch_size: number of sequences.

@@ -15,6 +15,7 @@ from scipy.spatial.distance import cdist
 from lshkit import checks, hashing
 from lshkit.buckets import HashTables, pair_distances, pair_products
 from lshkit.hashing.family import HashFamily
+from lshkit.kde.equal_rows import EqualRows
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import N_PILOT, sample_size, spread_of_trials
@@ -83,8 +84,17 @@ class HashedDraws(ExactFarQueries):
         permuted = PermutedRows(training) if permuted is None else permuted
         return cls(tables(permuted, family(training, distance, n_hashes, n_projections)))
 
-    def draws(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each query and table log k of the row drawn, and its factor in the estimate."""
+    @functools.cached_property
+    def equal(self) -> EqualRows:
+        return EqualRows(self.permuted)
+
+    def draws(
+        self, queries: np.ndarray, equal: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """For each query and table log k of the row drawn, and its factor in the estimate.
+
+        equal: groups of `EqualRows` whose rows do not count, one for each query.
+        """
         buckets = self.buckets
         indices, chance, _ = buckets.tables.draw(buckets.codes(queries), seed=self.training.seed)
         found = indices >= 0
@@ -97,19 +107,29 @@ class HashedDraws(ExactFarQueries):
         factors[found] = buckets.weights_of(flat) / (np.maximum(p, 1e-12) * chance[found])
         logs = np.full(indices.shape, -np.inf)
         logs[found] = self.geometry.log_kernel(distances)
+        if equal is not None:
+            drawn = np.where(found, self.equal.of_row[indices + buckets.start], -1)
+            factors[drawn == equal[:, None]] = 0
         return logs, factors
 
     def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
-        logs, factors = self.draws(queries)
+        buckets, n = self.buckets, len(self.permuted) if stop is None else stop
+        groups = self.equal.nearest(queries, 1, threads)
+        known = groups[:, 0] >= 0
+        logs, factors = self.draws(queries, np.where(known, groups[:, 0], -2))
         n_queries, n_draws = logs.shape
         finite = np.isfinite(logs)
         indptr = np.arange(n_queries + 1) * n_draws
         drawn = sums_of_pairs(indptr, np.where(finite, logs, -745.0).ravel(), factors.ravel())
         mean, spread = drawn.total / n_draws, drawn.squares / n_draws
         variance = np.maximum(spread - mean**2, 0) / max(n_draws - 1, 1)
-        buckets, n = self.buckets, len(self.permuted) if stop is None else stop
         rest = self.permuted.sums(queries, 0, buckets.start, threads)
         rest += self.permuted.sums(queries, buckets.stop, n, threads)
+        if known.any():
+            own = Sums.zeros(n_queries)
+            within = buckets.start, min(buckets.stop, n)
+            own[known] = self.equal.few_sums(queries[known], groups[known], threads, *within)[0]
+            rest += own
         whole = rest + Sums(drawn.shift, mean, variance)
         error = np.sqrt(variance) * np.exp(drawn.shift - whole.shift)
         # Empty buckets alone, or a single draw, tell nothing of the rows outside them.
@@ -120,7 +140,7 @@ class HashedDraws(ExactFarQueries):
 
     @property
     def nbytes(self) -> int:
-        return self.buckets.nbytes
+        return self.buckets.nbytes + self.equal.nbytes
 
 
 def tables(permuted: PermutedRows, hasher: HashFamily) -> Buckets:

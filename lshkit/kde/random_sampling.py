@@ -324,11 +324,7 @@ class RandomSampling(Method):
         out = Estimate.exact(Sums.zeros(len(queries)), self.training.total, len(self.permuted))
         if not known.all():
             out[~known] = self._alone(queries[~known], threads, stop)
-        got = self.beside.sampled(queries[known], threads, stop)
-        near, _ = equal.sums(queries[known], groups[known], threads, last=stop)
-        own = near.total * relative(near.shift, got.shift) / self.training.total
-        got.at_risk = np.maximum(got.mean - own, LEAST_AT_RISK * got.mean)
-        out[known] = got
+        out[known] = self.beside.sampled(queries[known], threads, stop)
         return out
 
     def _alone(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:

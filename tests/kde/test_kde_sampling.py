@@ -65,6 +65,45 @@ def test_unbiased_with_the_stated_error(name, kernel, weighted):
     assert not len(ratio) or 0.65 < np.median(ratio) < 1.5
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", SAMPLED)
+def test_queries_that_are_rows(name, kernel, weighted):
+    """Their own kernel, which a sample may miss, is a large part of the mean; one has 60 copies."""
+    rows = np.random.default_rng(1).normal(size=(1000, 16))
+    rows[100:160] = rows[0]
+    queries = np.r_[rows[:4], rows[:1] + 0.5]
+    weights = np.random.default_rng(2).uniform(0.2, 2, len(rows)) if weighted else None
+    exact = np.exp(log_mean(kernel, queries, rows, n_bits=N_BITS, weights=weights))
+    runs = 60
+    means, errors = np.empty((2, runs, len(queries)))
+    for seed in range(runs):
+        got = make(name, kernel, rows, weights, seed).estimate(queries, 1)
+        means[seed], errors[seed] = np.exp(got.shift) * got.mean, np.exp(got.shift) * got.error
+    spread = means.std(axis=0, ddof=1)
+    assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-3 * exact).all()
+    varied = (spread > 2e-3 * exact) & (errors < np.inf).all(axis=0)
+    ratio = (errors**2).mean(axis=0)[varied] / spread[varied] ** 2
+    assert not len(ratio) or 0.6 < np.median(ratio) < 1.6
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "random", "near_far", "hbe"])
+@pytest.mark.parametrize(
+    ("kernel", "d", "bandwidth"),
+    [("gaussian", 32, 1.7), ("laplacian", 32, 3.4), ("exponential", 16, 0.42)],
+)
+@pytest.mark.filterwarnings("ignore:algorithm='hbe' has an expected")
+def test_fitted_rows_have_the_stated_errors(kernel, d, bandwidth, algorithm):
+    """Of which a sample alone misses what may be most of their density: their own kernel."""
+    rows = np.random.default_rng(1).normal(size=(8000, d))
+    density = LSHKernelDensity(kernel, bandwidth, algorithm=algorithm, random_state=0).fit(rows)
+    assert density.algorithm_ != "brute"
+    log, std = density.score_samples(rows[:1000], return_std=True)
+    exact = LSHKernelDensity(kernel, bandwidth, rtol=0).fit(rows).score_samples(rows[:1000])
+    assert np.abs(np.expm1(log - exact)).mean() <= 0.1  # rtol
+    assert (np.abs(log - exact) > 3 * std + 1e-3).mean() <= 0.015
+
+
 def test_families_collide_half_the_time_at_their_distance():
     rows = np.random.default_rng(0).normal(size=(50, 5))
     for kernel, distance in (("gaussian", 0.7), ("exponential", 3.0), ("laplacian", 2.0)):

@@ -73,9 +73,9 @@ def code_cache(model: "nn.Module", **options: Any) -> "ModelCodeCache":
     attention from a few per cent of the keys, in every layer of full attention: see
     `lshkit.attention.CodeCache`, whose options it takes (n_bits, epsilon, delta, min_share,
     max_share, window, n_sinks). Layers of a sliding window stay exact. The cache has all operations
-    of transformers' `Cache`, `state_dict` (without sliding windows), and says what its last step read and what error it
-    states: `cache.report()`, `cache.share_read`. A cache belongs to the model that first fills it;
-    ValueError with another one. Padding must be on the left.
+    of transformers' `Cache`, `state_dict` (without sliding windows), and says what its last step
+    read and what error it states: `cache.report()`, `cache.share_read`. A cache belongs to the
+    model that first fills it; ValueError with another one. Padding must be on the left.
 
     Args:
         model: a decoder of transformers, after `register()` and
