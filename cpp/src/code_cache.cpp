@@ -112,8 +112,7 @@ struct QueryTable {
 };
 
 // What the estimates of some of the keys tell of all that are not read anyway: their counts by bins
-// and, as scores are their estimates but for normal errors whose variance grows with the key's
-// norm, the squared weights that are expected (reference: Estimated).
+// and the squared weights that are expected (reference: Estimated).
 class Estimated {
  public:
   // codes: of all keys, with their norms in bytes. variance: of the error at a norm of 1, of which
@@ -122,8 +121,9 @@ class Estimated {
             index_t last, double variance, double part, double offset) {
     const index_t n = last - first, row = n_bits / 8;
     const index_t stride = (n + kCounted - 1) / kCounted | 1;  // odd: tokens may alternate
-    constexpr int kSquares = 40;  // bits of a sum of squared norms; above it is the count
+    constexpr int kBins = 65536 / kBin, kSquares = 40;  // bits of squared norms; above, the count
     std::int64_t sums[kBins] = {};
+    const auto bin = [](std::int16_t e) { return unsigned(int(e) + 32768) / kBin; };
     const std::size_t block_bytes = std::size_t(row + 1) * kCodeBlock;
     const std::uint8_t* norms = codes + row * kCodeBlock;
     for (std::size_t j = first; j < std::size_t(last); j += stride) {
@@ -132,26 +132,31 @@ class Estimated {
       sums[bin(estimates[j])] += (std::int64_t(1) << kSquares) + norm * norm;
     }
     sums[bin(kSureEstimate)] = 0;  // no other estimate is there
-    while (low_ < kBins - 1 && !sums[low_]) ++low_;
-    while (high_ > low_ && !sums[high_]) --high_;
-    double counted = 0;
-    for (int b = low_; b <= high_; ++b) {
-      counts_[b] = std::int32_t(sums[b] >> kSquares);
-      logs_[b] = double(sums[b] & ((std::int64_t(1) << kSquares) - 1));
-      counted += counts_[b];
-    }
+    int low = 0, high = kBins - 1;
+    while (low < kBins - 1 && !sums[low]) ++low;
+    while (high > low && !sums[high]) --high;
+    least_ = low * kBin + kBin / 2 - 32768;
     each_ = double(n) / double((n + stride - 1) / stride);
-    expect_squares(std::max(counted, 1.0), variance, part, offset);
+    bins_.resize(high - low + 1);
+    for (int b = low; b <= high; ++b) {
+      Bin& to = bins_[b - low];
+      to.count = double(sums[b] >> kSquares);
+      to.variance = variance * double(sums[b] & ((std::int64_t(1) << kSquares) - 1)) /
+                    std::max(to.count, 1.0);
+      to.score = at(b - low) / (kSharpness * kUnit) - part * to.variance;
+    }
+    expect_squares(offset);
   }
 
   // At which about `wanted` keys are read, beside those that are at any threshold.
   int threshold(double wanted, int floor) const {
-    int least = at(low_) - kBin, most = at(high_) + kBin + int(noise().survival.size());
+    int least = least_ - kBin, most = at(count() - 1) + kBin + int(noise().survival.size());
     while (most - least > 1) {
       const int middle = least + (most - least) / 2;
       double sum = 0;
-      for (int b = low_; b <= high_; ++b)
-        if (counts_[b]) sum += counts_[b] * double(noise().probability(middle - at(b), floor));
+      for (int b = 0; b < count(); ++b)
+        if (bins_[b].count > 0)
+          sum += bins_[b].count * double(noise().probability(middle - at(b), floor));
       (sum * each_ > wanted ? least : most) = middle;
     }
     return most;
@@ -160,50 +165,69 @@ class Estimated {
   // The expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest).
   double variance(int threshold, int floor, double largest) const {
     double sum = 0;
-    for (int b = low_; b <= high_; ++b) {
-      if (!counts_[b]) continue;
+    for (int b = 0; b < count(); ++b) {
+      if (!(bins_[b].count > 0)) continue;
       const double p = noise().probability(threshold - at(b), floor);
-      sum += counts_[b] * std::exp(std::min(logs_[b] - 2 * largest, 600.0)) * (1 - p) / p;
+      sum += bins_[b].count * std::exp(std::min(bins_[b].log - 2 * largest, 600.0)) * (1 - p) / p;
     }
     return sum * each_;
   }
 
  private:
-  static constexpr int kBins = 65536 / kBin;
-  static constexpr unsigned bin(std::int16_t e) { return unsigned(int(e) + 32768) / kBin; }
-  static constexpr int at(int b) { return b * kBin + kBin / 2 - 32768; }
+  struct Bin {
+    double count, score, variance;  // of what was counted, on average
+    double log = -INFINITY;         // of E w^2
+  };
+  int count() const { return int(bins_.size()); }
+  int at(int b) const { return least_ + b * kBin; }
 
-  // From the sums of the bins' squared norms to the logs of E w^2.
-  void expect_squares(double counted, double variance, double part, double offset) {
-    const auto score = [part](int b, double s2) {
-      return at(b) / (kSharpness * kUnit) - part * s2;
-    };
-    double mean = 0, square = 0, mean_variance = 0;
-    for (int b = low_; b <= high_; ++b) {
-      const int count = counts_[b];
-      double& log = logs_[b];
-      log *= variance / std::max(count, 1);
-      mean += count * score(b, log), mean_variance += count * log;
-    }
-    mean /= counted, mean_variance /= counted;
-    for (int b = low_; b <= high_; ++b) {
-      const double apart = score(b, logs_[b]) - mean;
-      square += counts_[b] * apart * apart;
-    }
-    const double shrink = std::max(0.0, 1 - mean_variance / std::max(square / counted, 1e-300));
-    for (int b = low_; b <= high_; ++b) {
-      double& log = logs_[b];
-      const double s2 = shrink * log, expected = mean + shrink * (score(b, log) - mean);
-      // Without errors beyond kFarthest deviations: of few keys none has.
-      const double inside = 0.5 * std::erfc((2 * std::sqrt(s2) - kFarthest) * std::sqrt(0.5));
-      log = 2 * (offset + expected + s2) + std::log(inside);
+  void expect_squares(double offset) {
+    double n = 0, mean = 0, square = 0, variance = 0;
+    for (const Bin& b : bins_)
+      n += b.count, mean += b.count * b.score, variance += b.count * b.variance;
+    if (!(n > 0)) return;
+    mean /= n, variance /= n;
+    for (const Bin& b : bins_) square += b.count * (b.score - mean) * (b.score - mean);
+    expect_squares(offset, mean, square / n, variance);
+    // Where keys are in groups, those that matter may be of one whose scores vary more.
+    for (const Tail& tail : kTails) {
+      const double high = score_at(tail.high * n), low = score_at(tail.low * n);
+      const double deviation = (high - low) / (tail.high_normal - tail.low_normal);
+      expect_squares(offset, low - tail.low_normal * deviation, deviation * deviation, variance);
     }
   }
+  // Of scores around a mean, if estimates vary so much, and their errors so much on average.
+  void expect_squares(double offset, double mean, double square, double error) {
+    const double shrink = std::max(0.0, 1 - error / std::max(square, 1e-300));
+    for (Bin& b : bins_) {
+      const double s2 = shrink * b.variance, expected = mean + shrink * (b.score - mean);
+      // Without errors beyond kFarthest deviations: of few keys none has.
+      const double inside = 0.5 * std::erfc((2 * std::sqrt(s2) - kFarthest) * std::sqrt(0.5));
+      b.log = std::max(b.log, 2 * (offset + expected + s2) + std::log(inside));
+    }
+  }
+  // That of the key behind so many others.
+  double score_at(double rank) const {
+    double above = 0;
+    for (int b = count() - 1; b > 0; --b) {
+      above += bins_[b].count;
+      if (above >= rank) return bins_[b].score;
+    }
+    return bins_[0].score;
+  }
 
-  int low_ = 0, high_ = kBins - 1;  // of what was counted
-  double each_ = 1;                 // keys, that one stands for
-  std::int32_t counts_[kBins];
-  double logs_[kBins];
+  // Quantiles of scores, as the share of keys that are above, and of a standard normal.
+  struct Tail {
+    double high, high_normal, low, low_normal;
+  };
+  static constexpr Tail kTails[] = {
+      {0.01, 2.3263478740408408, 0.1, 1.2815515655446004},
+      {0.003, 2.7477813854449926, 0.03, 1.8807936081512509},
+  };
+
+  int least_;    // the middle of the first bin
+  double each_;  // keys, that one stands for
+  std::vector<Bin> bins_;
 };
 
 index_t whole_registers(index_t count) {

@@ -26,7 +26,6 @@ def count_of(n_rows: int) -> int:
 class Groups:
     """Permuted rows in groups: those of group g are order[indptr[g] : indptr[g + 1]]."""
 
-    equal = False  # whether rows of a group are equal
     permuted: PermutedRows
     order: np.ndarray  # int32
     indptr: np.ndarray  # int64

@@ -20,7 +20,7 @@ class EqualRows(Groups):
     No result depends on whether rows of one hash are equal: what is summed is their kernel.
     """
 
-    n_cells, equal = 1, True
+    n_cells = 1  # of which more could be read
 
     def __init__(self, permuted: PermutedRows) -> None:
         self.permuted = permuted

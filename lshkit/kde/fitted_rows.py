@@ -141,7 +141,7 @@ class _CellsWithoutBlock:
 
     def __init__(self, cells: Cells, permuted: _WithoutBlock) -> None:
         self.cells, self.permuted = cells, permuted
-        self.nearest, self.n_cells, self.equal = cells.nearest, cells.n_cells, cells.equal
+        self.nearest, self.n_cells = cells.nearest, cells.n_cells
 
     def sums(
         self,

@@ -132,8 +132,8 @@ class HashedDraws(ExactFarQueries):
             rest += own
         whole = rest + Sums(drawn.shift, mean, variance)
         error = np.sqrt(variance) * np.exp(drawn.shift - whole.shift)
-        # Empty buckets alone, or a single draw, tell nothing of the rows outside them.
-        error = np.where(finite.any(axis=1) & (n_draws > 1), error, np.inf)
+        # Empty buckets alone, rows that are summed, or a single draw, tell nothing of the others.
+        error = np.where((factors > 0).any(axis=1) & (n_draws > 1), error, np.inf)
         weight = self.training.total
         rows = np.full(n_queries, min(n - len(buckets) + n_draws, n - 1))
         return Estimate(whole.shift, whole.total / weight, error / weight, rows)

@@ -104,7 +104,6 @@ class NearFar(ExactFarQueries):
         near, n_near = cells.sums(queries, probes[:, :half], threads, last=n)
         outer, n_outer = cells.sums(queries, probes[:, half:], threads, last=n)
         near, n_near = near + outer, n_near + n_outer
-        close = near
         read = permuted.sums(queries, 0, stops[0], threads)
         inside, n_inside = cells.few_sums(queries, probes, threads, 0, stops[0])
         history, n_history = read.without(inside), stops[0] - n_inside
@@ -145,10 +144,7 @@ class NearFar(ExactFarQueries):
             read, near, history = read[~final], near[~final], history[~final]
             n_history, n_later = n_history[~final], n_later[~final]
         at_risk = mean
-        if cells.equal:
-            at_risk = np.maximum(mean - close.total * relative(close.shift, shift), 0)
-            at_risk = np.maximum(at_risk, LEAST_AT_RISK * mean)
-        elif n_probes > 1:
+        if n_probes > 1:
             at_risk = outer.total * relative(outer.shift, shift) + LEAST_AT_RISK * mean
         weight = self.training.total
         mean, error, at_risk = mean / weight, error / weight, at_risk / weight

@@ -26,6 +26,7 @@ MOST_SHIFT = 10  # of a query's factor
 MOST_ESTIMATE = 16000  # and the least: without half of the variance
 SURE = 32000  # an estimate above every threshold
 LEAST_ERROR = 0.01  # stated of a sample, in epsilon
+TAILS = (0.01, 0.1), (0.003, 0.03)  # quantiles: the shares of keys that are above
 MOST_EXPECTED = 2.0  # error: about as far as two means of values can be apart
 FARTHEST = 3.5  # deviations of an estimate's error, that are expected
 
@@ -129,7 +130,9 @@ class Estimated:
 
     Scores are their estimates but for normal errors of variance s^2, which grows with the key's
     norm. The estimates vary by that of the scores and these errors, so that a score is expected at
-    mean + a (estimate - mean) with variance a s^2, where a = 1 - E s^2 / var(estimate).
+    mean + a (estimate - mean) with variance a s^2, where a = 1 - E s^2 / var(estimate). Mean and
+    variance are those of all estimates, or of the normal distribution that has two of their upper
+    quantiles: the largest squared weights of these count.
 
     unit: s^2 of a key of norm 1 / 64, of which estimates have `part` in them; offset: what all
     scores have besides, of the centre.
@@ -156,12 +159,26 @@ class Estimated:
         variance = unit * np.bincount(some // BIN - low, squares) / np.maximum(counts, 1)
         scores = self.bins / (SHARPNESS * UNIT) - part * variance
         n = counts.sum()
-        mean, mean_variance = counts @ scores / n, counts @ variance / n
-        shrink = max(0.0, 1 - mean_variance / max(counts @ (scores - mean) ** 2 / n, 1e-300))
-        deviation = np.sqrt(shrink * variance)
-        # log E w^2, without errors beyond FARTHEST deviations: of few keys none has.
-        inside = special.log_ndtr(FARTHEST - 2 * deviation)
-        self.logs = 2 * (offset + mean + shrink * (scores - mean) + deviation**2) + inside
+        mean, error = counts @ scores / n, counts @ variance / n
+        from_top = np.cumsum(counts[::-1])
+
+        def score_at(share: float) -> float:
+            return float(scores[::-1][np.searchsorted(from_top, share * n)])
+
+        normal = [(mean, float(counts @ (scores - mean) ** 2 / n))]
+        # Where keys are in groups, those that matter may be of one whose scores vary more.
+        for high, low in TAILS:
+            of_high, of_low = special.ndtri(1 - high), special.ndtri(1 - low)
+            deviation = (score_at(high) - score_at(low)) / (of_high - of_low)
+            normal.append((score_at(low) - of_low * deviation, deviation**2))
+        self.logs = np.full(len(counts), -np.inf)  # of E w^2
+        for mean, square in normal:
+            shrink = max(0.0, 1 - error / max(square, 1e-300))
+            deviations = np.sqrt(shrink * variance)
+            # Without errors beyond FARTHEST deviations: of few keys none has.
+            inside = special.log_ndtr(FARTHEST - 2 * deviations)
+            expected = mean + shrink * (scores - mean) + deviations**2
+            self.logs = np.maximum(self.logs, 2 * (offset + expected) + inside)
 
     def _probability(self, threshold: int, survive: np.ndarray, floor: int) -> np.ndarray:
         return survive[np.clip(np.minimum(threshold - self.bins, floor), 0, len(survive) - 1)]

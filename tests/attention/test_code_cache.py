@@ -384,6 +384,24 @@ def test_stated_errors_of_scores_of_any_spread(spread, n_bits):
     assert torch.cat(errors).square().mean().sqrt() < (0.25 if n_bits == 128 else 0.1)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_stated_errors_where_keys_are_in_a_group(share):
+    """Whose scores hardly vary: those that matter are of the others, which vary more than all."""
+    beyond = []
+    for seed in range(4):
+        rng = torch.Generator().manual_seed(seed)
+        key, value, query = (torch.randn(1, 1, n, 128, generator=rng) for n in (4096, 4096, 64))
+        group = torch.rand(4096, generator=rng) < share
+        key[:, :, group] = 0.1 * key[:, :, group] + 2 * torch.randn(128, generator=rng)
+        query *= 6 / (query @ key.mT / 128**0.5).std(-1, keepdim=True)
+        query = query.transpose(1, 2)
+        cache = filled(query, key, value, seed=seed)
+        out, report = cache.attend(query, True)
+        wanted, _, norm = softmax(query, key, value)
+        beyond.append((out - wanted).norm(dim=-1) / norm > report.error)
+    assert torch.cat(beyond).double().mean() <= 0.05  # delta
+
+
 @pytest.mark.parametrize("later", [100, 1000, 1900])
 def test_later_keys_of_larger_norms_are_read_beside_the_share(later):
     query, key, value = qkv("spread", 2048 + later, heads=8)

@@ -104,6 +104,19 @@ def test_fitted_rows_have_the_stated_errors(kernel, d, bandwidth, algorithm):
     assert (np.abs(log - exact) > 3 * std + 1e-3).mean() <= 0.015
 
 
+@pytest.mark.filterwarnings("ignore:algorithm='hbe' has an expected")
+@pytest.mark.parametrize("algorithm", ["hbe", "auto"])
+def test_fitted_rows_beside_many_copies_of_one(algorithm):
+    """Draws from buckets that hold nothing but rows that are summed tell nothing of the others."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(6000, 16))
+    rows[rng.random(6000) < 0.9] = rng.normal(size=16)
+    density = LSHKernelDensity(bandwidth=1.5, algorithm=algorithm, random_state=0).fit(rows)
+    log, std = density.score_samples(rows, return_std=True)
+    exact = LSHKernelDensity(bandwidth=1.5, rtol=0).fit(rows).score_samples(rows)
+    assert (np.abs(log - exact) > 3 * std + 1e-3).mean() <= 0.015
+
+
 def test_families_collide_half_the_time_at_their_distance():
     rows = np.random.default_rng(0).normal(size=(50, 5))
     for kernel, distance in (("gaussian", 0.7), ("exponential", 3.0), ("laplacian", 2.0)):
