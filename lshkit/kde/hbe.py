@@ -18,7 +18,7 @@ from lshkit.hashing.family import HashFamily
 from lshkit.kde.equal_rows import EqualRows
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, Tuned
-from lshkit.kde.random_sampling import N_PILOT, sample_size, spread_of_trials
+from lshkit.kde.samples import N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import Sums, sums_of_pairs
 from lshkit.kde.training import PermutedRows
 
@@ -58,7 +58,7 @@ class HashedDraws(ExactFarQueries):
             one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
             n_projections = int(np.clip(round(one), 1, 16))
         hasher = family(training, distance, TRIAL_DRAWS, n_projections)
-        logs, factors = cls(tables(pilot.permuted, hasher)).draws(pilot.queries)
+        logs, factors, _ = cls(tables(pilot.permuted, hasher)).draws(pilot.queries)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
         spread = spread_of_trials(terms, 1.0) * pilot.counted(pilot.sums.log())
@@ -88,13 +88,9 @@ class HashedDraws(ExactFarQueries):
     def equal(self) -> EqualRows:
         return EqualRows(self.permuted)
 
-    def draws(
-        self, queries: np.ndarray, equal: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """For each query and table log k of the row drawn, and its factor in the estimate.
-
-        equal: groups of `EqualRows` whose rows do not count, one for each query.
-        """
+    def draws(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each query and table log k of the row drawn, its factor in the estimate, and where
+        it is among the permuted rows (-1: none was drawn)."""
         buckets = self.buckets
         indices, chance, _ = buckets.tables.draw(buckets.codes(queries), seed=self.training.seed)
         found = indices >= 0
@@ -107,33 +103,29 @@ class HashedDraws(ExactFarQueries):
         factors[found] = buckets.weights_of(flat) / (np.maximum(p, 1e-12) * chance[found])
         logs = np.full(indices.shape, -np.inf)
         logs[found] = self.geometry.log_kernel(distances)
-        if equal is not None:
-            drawn = np.where(found, self.equal.of_row[indices + buckets.start], -1)
-            factors[drawn == equal[:, None]] = 0
-        return logs, factors
+        return logs, factors, np.where(found, indices + buckets.start, -1)
 
     def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         buckets, n = self.buckets, len(self.permuted) if stop is None else stop
-        groups = self.equal.nearest(queries, 1, threads)
-        known = groups[:, 0] >= 0
-        logs, factors = self.draws(queries, np.where(known, groups[:, 0], -2))
+        logs, factors, drawn_rows = self.draws(queries)
         n_queries, n_draws = logs.shape
         finite = np.isfinite(logs)
+        groups, own = self.equal.nearest(queries, 1, threads), Sums.zeros(n_queries)
+        if (known := groups[:, 0] >= 0).any():  # rows that equal a query are summed exactly
+            within = buckets.start, min(buckets.stop, n)
+            own[known] = self.equal.few_sums(queries[known], groups[known], threads, *within)[0]
+            equal = known[:, None] & (self.equal.of_row[drawn_rows] == groups)
+            factors = np.where(equal & (drawn_rows >= 0), 0.0, factors)
         indptr = np.arange(n_queries + 1) * n_draws
         drawn = sums_of_pairs(indptr, np.where(finite, logs, -745.0).ravel(), factors.ravel())
         mean, spread = drawn.total / n_draws, drawn.squares / n_draws
         variance = np.maximum(spread - mean**2, 0) / max(n_draws - 1, 1)
         rest = self.permuted.sums(queries, 0, buckets.start, threads)
         rest += self.permuted.sums(queries, buckets.stop, n, threads)
-        if known.any():
-            own = Sums.zeros(n_queries)
-            within = buckets.start, min(buckets.stop, n)
-            own[known] = self.equal.few_sums(queries[known], groups[known], threads, *within)[0]
-            rest += own
-        whole = rest + Sums(drawn.shift, mean, variance)
+        whole = rest + own + Sums(drawn.shift, mean, variance)
         error = np.sqrt(variance) * np.exp(drawn.shift - whole.shift)
-        # Empty buckets alone, rows that are summed, or a single draw, tell nothing of the others.
-        error = np.where((factors > 0).any(axis=1) & (n_draws > 1), error, np.inf)
+        # Empty buckets alone, or a single draw, tell nothing of the rows outside them.
+        error = np.where(finite.any(axis=1) & (n_draws > 1), error, np.inf)
         weight = self.training.total
         rows = np.full(n_queries, min(n - len(buckets) + n_draws, n - 1))
         return Estimate(whole.shift, whole.total / weight, error / weight, rows)

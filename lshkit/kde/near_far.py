@@ -17,7 +17,7 @@ from lshkit import checks
 from lshkit.kde.cells import Cells
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import Estimate, Tuned
-from lshkit.kde.random_sampling import (
+from lshkit.kde.samples import (
     CALL,
     LEAST_AT_RISK,
     N_PILOT,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from lshkit.kde.equal_rows import EqualRows
     from lshkit.kde.pilot import Pilot
-    from lshkit.kde.random_sampling import Stages
+    from lshkit.kde.samples import Stages
     from lshkit.kde.training import Training
 
 N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64

@@ -14,7 +14,7 @@ from lshkit.kde.calibration import INFLATED, N_HELD_OUT, STEP, HeldOut, calibrat
 from lshkit.kde.cells import Cells
 from lshkit.kde.method import Accuracy, Method, Tuned
 from lshkit.kde.methods import METHODS
-from lshkit.kde.random_sampling import N_PILOT, N_PILOT_QUERIES, counted, relative_spread
+from lshkit.kde.samples import N_PILOT, N_PILOT_QUERIES, counted, relative_spread
 from lshkit.kde.sums import Sums
 from lshkit.kde.training import PermutedRows, Training
 

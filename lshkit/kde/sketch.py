@@ -28,7 +28,7 @@ from lshkit.kde.method import (
     Method,
     Tuned,
 )
-from lshkit.kde.random_sampling import sample_size, spread_of_trials
+from lshkit.kde.samples import sample_size, spread_of_trials
 from lshkit.kde.training import PermutedRows
 
 if TYPE_CHECKING:

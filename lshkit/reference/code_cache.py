@@ -8,9 +8,9 @@ its probability, are unbiased for the sums over all keys (Horvitz and Thompson 1
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy import special
 
 from lshkit.reference.buckets import random_words
 
@@ -168,7 +168,7 @@ class Estimated:
         normal = [(mean, float(counts @ (scores - mean) ** 2 / n))]
         # Where keys are in groups, those that matter may be of one whose scores vary more.
         for high, low in TAILS:
-            of_high, of_low = special.ndtri(1 - high), special.ndtri(1 - low)
+            of_high, of_low = NormalDist().inv_cdf(1 - high), NormalDist().inv_cdf(1 - low)
             deviation = (score_at(high) - score_at(low)) / (of_high - of_low)
             normal.append((score_at(low) - of_low * deviation, deviation**2))
         self.logs = np.full(len(counts), -np.inf)  # of E w^2
@@ -176,7 +176,9 @@ class Estimated:
             shrink = max(0.0, 1 - error / max(square, 1e-300))
             deviations = np.sqrt(shrink * variance)
             # Without errors beyond FARTHEST deviations: of few keys none has.
-            inside = special.log_ndtr(FARTHEST - 2 * deviations)
+            beyond = (2 * deviations - FARTHEST) * math.sqrt(0.5)
+            with np.errstate(divide="ignore"):
+                inside = np.log([0.5 * math.erfc(x) for x in beyond])
             expected = mean + shrink * (scores - mean) + deviations**2
             self.logs = np.maximum(self.logs, 2 * (offset + expected) + inside)
 

@@ -12,7 +12,7 @@ from lshkit.kde import LSHKernelDensity, arguments, pilot
 from lshkit.kde.geometry import Geometry
 from lshkit.kde.hbe import HashedDraws, tables
 from lshkit.kde.method import MOST_TUNED
-from lshkit.kde.random_sampling import history_of, stages
+from lshkit.kde.samples import history_of, stages
 from lshkit.kde.sums import Sums
 from lshkit.kde.training import PermutedRows, Training, blocks_of
 

@@ -19,7 +19,7 @@ from lshkit.kde.calibration import (
     of_logarithm,
 )
 from lshkit.kde.methods import METHODS
-from lshkit.kde.random_sampling import Stages
+from lshkit.kde.samples import Stages
 
 N_QUERIES = 3000
 

@@ -38,7 +38,7 @@ from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_parameters, keeps_rows
 from lshkit.kde.method import Accuracy
 from lshkit.kde.methods import METHODS
-from lshkit.kde.random_sampling import N_PILOT
+from lshkit.kde.samples import N_PILOT
 from lshkit.typing import RandomState
 
 if TYPE_CHECKING:
