@@ -80,7 +80,8 @@ class RandomSampling(Method):
     ) -> Estimate:
         if self.beside is None:
             return self._alone(queries, threads, stop)
-        equal: Any = self.beside.cells
+        equal = self.beside.cells
+        assert isinstance(equal, EqualRows)
         groups = equal.nearest(queries, 1, threads)
         known = equal.before(groups[:, 0], stop)
         if not known.any():

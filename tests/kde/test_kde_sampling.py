@@ -40,6 +40,17 @@ def make(name, kernel, rows, weights, seed):
     return HashedDraws(tables(permuted, hasher))
 
 
+def estimates(name, kernel, rows, weighted, queries, runs):
+    """Kernel means of the queries and stated errors in so many runs, and the exact means."""
+    weights = np.random.default_rng(2).uniform(0.2, 2, len(rows)) if weighted else None
+    exact = np.exp(log_mean(kernel, queries, rows, n_bits=N_BITS, weights=weights))
+    means, errors = np.empty((2, runs, len(queries)))
+    for seed in range(runs):
+        got = make(name, kernel, rows, weights, seed).estimate(queries, 1)
+        means[seed], errors[seed] = np.exp(got.shift) * got.mean, np.exp(got.shift) * got.error
+    return means, errors, exact
+
+
 SAMPLED = ["random", "random in stages", "near_far", "near_far in stages", "hbe"]
 
 
@@ -50,13 +61,8 @@ SAMPLED = ["random", "random in stages", "near_far", "near_far in stages", "hbe"
 def test_unbiased_with_the_stated_error(name, kernel, weighted):
     # In clusters of a hundred rows or so: of sums that rare rows make up, few runs tell little.
     rows, queries = clustered(1000, 6, 8, scale=0.15, seed=1, n_queries=5)
-    weights = np.random.default_rng(2).uniform(0.2, 2, len(rows)) if weighted else None
-    exact = np.exp(log_mean(kernel, queries, rows, n_bits=N_BITS, weights=weights))
     runs = 150
-    means, errors = np.empty((2, runs, len(queries)))
-    for seed in range(runs):
-        got = make(name, kernel, rows, weights, seed).estimate(queries, 1)
-        means[seed], errors[seed] = np.exp(got.shift) * got.mean, np.exp(got.shift) * got.error
+    means, errors, exact = estimates(name, kernel, rows, weighted, queries, runs)
     spread = means.std(axis=0, ddof=1)
     assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-6 * exact).all()
     # The mean stated variance against the observed one, whose own error is sqrt(2 / runs) for
@@ -74,13 +80,8 @@ def test_queries_that_are_rows(name, kernel, weighted):
     rows = np.random.default_rng(1).normal(size=(1000, 16))
     rows[100:160] = rows[0]
     queries = np.r_[rows[:4], rows[:1] + 0.5]
-    weights = np.random.default_rng(2).uniform(0.2, 2, len(rows)) if weighted else None
-    exact = np.exp(log_mean(kernel, queries, rows, n_bits=N_BITS, weights=weights))
     runs = 60
-    means, errors = np.empty((2, runs, len(queries)))
-    for seed in range(runs):
-        got = make(name, kernel, rows, weights, seed).estimate(queries, 1)
-        means[seed], errors[seed] = np.exp(got.shift) * got.mean, np.exp(got.shift) * got.error
+    means, errors, exact = estimates(name, kernel, rows, weighted, queries, runs)
     spread = means.std(axis=0, ddof=1)
     assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-3 * exact).all()
     varied = (spread > 2e-3 * exact) & (errors < np.inf).all(axis=0)

@@ -132,7 +132,10 @@ class ContextParallel(AcrossRanks):
     # --- Rows -------------------------------------------------------------------------------------
 
     def positions(self, n_rows: int, device: torch.device | str | None = None) -> Tensor:
-        """The positions of this rank's rows in a sequence of n_rows, int64, as `shard` cuts it."""
+        """The positions of this rank's rows in a sequence of n_rows, int64, as `shard` cuts it.
+
+        TypeError, ValueError where n_rows is no integer >= 0.
+        """
         n_rows = checks.integer("n_rows", n_rows, 0)
         held = Rows(even_lengths(self.size, n_rows, self.layout), self.layout)
         return torch.cat([torch.arange(a, b, device=device) for a, b, _ in held.chunks[self.rank]])
@@ -148,8 +151,8 @@ class ContextParallel(AcrossRanks):
     def gather(self, x: Tensor, dim: int = -2) -> Tensor:
         """The rows of all ranks in order along dim, on every rank: the reverse of `shard`.
 
-        Differentiable; all ranks must call, with one dtype and the same sizes but for the rows:
-        ValueError on all of them otherwise.
+        Differentiable; all ranks must call, with dense tensors of one dtype and the same sizes but
+        for the rows: ValueError on all of them otherwise, TypeError for what is no dense tensor.
         """
         dim = self.checked(_checked_dim, x, dim)
         x = x.movedim(dim, 0).resolve_conj().resolve_neg()
