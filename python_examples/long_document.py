@@ -73,7 +73,7 @@ def open_document(model, ids: torch.Tensor, options: dict) -> dict:
     codes, exact = code_cache(model, **options), DynamicCache()
     start = time.perf_counter()
     with torch.no_grad():
-        model(ids[None], past_key_values=codes, logits_to_keep=1)
+        model(ids[None], cache=codes, logits_to_keep=1)
     seconds = time.perf_counter() - start
     for i, layer in enumerate(codes.layers):
         exact.update(layer.keys.clone(), layer.values.clone(), i)
@@ -87,7 +87,7 @@ def read_on(model, name: str, past, ids: torch.Tensor) -> tuple[torch.Tensor, fl
     with torch.no_grad():
         for token in ids:
             start = time.perf_counter()
-            logits.append(model(token[None, None], past_key_values=past).logits[0, -1].float())
+            logits.append(model(token[None, None], cache=past).logits[0, -1].float())
             times.append(time.perf_counter() - start)
     past.crop(-len(ids))
     return torch.stack(logits), statistics.median(times)
@@ -98,7 +98,7 @@ def generate(model, name: str, past, ids: torch.Tensor, new_tokens: int) -> torc
     model.set_attn_implementation(ATTENTION[name])
     past.crop(-1)
     options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
-    return model.generate(ids[None], past_key_values=past, **options)[0, len(ids) :]
+    return model.generate(ids[None], cache=past, **options)[0, len(ids) :]
 
 
 def nbytes(name: str, past) -> int:

@@ -68,7 +68,7 @@ class Reader:
         model.set_attn_implementation("benchmark")
         self.past = DynamicCache()
         with torch.no_grad():
-            model(context[None], past_key_values=self.past, logits_to_keep=1)
+            model(context[None], cache=self.past, logits_to_keep=1)
 
     def _attend(self, module, query, key, value, attention_mask, scaling=None, **unused):
         tokens = query.shape[2]
@@ -101,7 +101,7 @@ class Reader:
             self.is_exact = is_exact
             for chunk in part.split(CHUNK) if len(part) else ():
                 with torch.no_grad():
-                    found.append(self.model(chunk[None], past_key_values=self.past).logits[0])
+                    found.append(self.model(chunk[None], cache=self.past).logits[0])
         self.past.crop(-len(tokens))
         self.method.crop(self.length)
         return torch.cat(found)

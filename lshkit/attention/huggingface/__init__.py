@@ -1,4 +1,4 @@
-"""Attention functions for models of transformers 5.23 and newer.
+"""Attention functions for models of transformers 5.24 and newer.
 
 `register()` registers the names "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for
 `attn_implementation=...` of any model that uses the attention interface, and
@@ -56,7 +56,7 @@ def register(
             table_size, n_hashes, faithful.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.23.
+        ImportError: transformers is missing, or older than 5.24.
         TypeError, ValueError: an option is unknown or wrong.
     """
     _require_transformers()
@@ -67,7 +67,7 @@ def register(
 
 
 def code_cache(model: "nn.Module", **options: Any) -> "ModelCodeCache":
-    """A cache of a decoder's keys, values and sign codes, for `past_key_values`.
+    """A cache of a decoder's keys, values and sign codes, for a call's `cache`.
 
     With it, a model that uses attn_implementation="lshkit_cache" estimates each step's softmax
     attention from a few per cent of the keys, in every layer of full attention: see
@@ -87,7 +87,7 @@ def code_cache(model: "nn.Module", **options: Any) -> "ModelCodeCache":
             (weighting, n_bits, n_hashes, hasher, window, n_sinks, center), which is then used.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.23.
+        ImportError: transformers is missing, or older than 5.24.
         TypeError, ValueError: an option is unknown or wrong; the model uses another function.
         NotImplementedError: the model has a layer that is neither of full attention nor of a
             sliding window; when it is called, a mask that the cache cannot hold.
@@ -112,7 +112,7 @@ def keep_attn_implementation(model: Model) -> Model:
             removed.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.23.
+        ImportError: transformers is missing, or older than 5.24.
         TypeError: model has no config of transformers.
     """
     _require_transformers()
@@ -153,7 +153,7 @@ def repair(model: Model, *, seed: int = 0) -> Model:
             draws fresh ones from torch's generator.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.23.
+        ImportError: transformers is missing, or older than 5.24.
         TypeError: model is no torch module.
         ValueError: the model has no attention layer of a family that can be repaired.
     """
@@ -174,9 +174,9 @@ def _require_transformers() -> None:
         ) from error
     from packaging.version import Version  # which transformers needs itself
 
-    # Earlier releases make the masks of packed sequences in another way.
-    if Version(transformers.__version__).release < (5, 23):
+    # Earlier releases name a call's cache in another way.
+    if Version(transformers.__version__).release < (5, 24):
         raise ImportError(
-            f"lshkit.attention.huggingface needs transformers 5.23 or newer, got "
+            f"lshkit.attention.huggingface needs transformers 5.24 or newer, got "
             f"{transformers.__version__}: {install} --upgrade"
         )

@@ -149,7 +149,7 @@ class CodeCacheLayer(DynamicLayer):
         try:
             if not self.owner.admits(module):
                 raise ValueError(
-                    "past_key_values must be of this model: the cache was filled by another one, "
+                    "cache must be of this model: the cache was filled by another one, "
                     "or by another layer (reset() empties it)"
                 )
             _set_padding(cache, mask)
@@ -220,7 +220,7 @@ class ModelCodeCache(Cache):
             lengths = {layer.get_seq_length() for layer in self.layers if layer.is_initialized}
             if len(lengths) > 1:
                 raise RuntimeError(
-                    "the layers of past_key_values hold different lengths, since a call ended with "
+                    "the layers of the cache hold different lengths, since a call ended with "
                     "an error behind the first layer: reset() empties it"
                 )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)

@@ -75,10 +75,10 @@ def in_pieces(made, mask, cache=None):
             ids[:, now],
             attention_mask=mask[:, : at + n],
             position_ids=positions[:, now],
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         )
-        cache, at = out.past_key_values, at + n
+        cache, at = out.cache, at + n
         parts.append(out.logits)
     return whole, torch.cat(parts, 1)
 
@@ -271,13 +271,13 @@ def test_exact_steps(static):
         for exact_steps in (None, True, False, "none"):
             cache = StaticCache(made.config, 32) if static else DynamicCache()
             set_implementation(made, "eager")
-            made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+            made(ids[:, :-1], attention_mask=mask[:, :-1], cache=cache)
             if exact_steps is not None:
                 own = {"n_bits": 3, "n_hashes": 2, "window": 1, "exact_steps": exact_steps}
                 if exact_steps == "none":  # no estimate of softmax attention
                     own |= {"weighting": "none", "exact_steps": True}
                 set_implementation(made, "lshkit_lsh", own)
-            step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+            step = made(ids[:, -1:], attention_mask=mask, cache=cache)
             results.append(step.logits)
     assert (results[0] - results[1]).abs().max() < 1e-6
     assert all((results[0] - results[i]).abs().max() > 1e-5 for i in (2, 3))
@@ -296,9 +296,9 @@ def test_steps_without_noise(static):
             set_implementation(made, "lshkit_yoso", own)
             prompts.append(made(ids, attention_mask=mask).logits[mask.bool()])
             set_implementation(made, "lshkit_yoso", few)
-            made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+            made(ids[:, :-1], attention_mask=mask[:, :-1], cache=cache)
             set_implementation(made, "lshkit_yoso", own)
-            step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+            step = made(ids[:, -1:], attention_mask=mask, cache=cache)
             steps.append(step.logits)
     assert torch.equal(prompts[0], prompts[1])
     assert (prompts[0] - prompts[2]).abs().max() > 1e-3

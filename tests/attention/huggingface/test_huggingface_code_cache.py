@@ -31,7 +31,7 @@ def ids(n=LENGTH, batch=2, seed=1):
 
 def run(model, cache, tokens, mask=None):
     with torch.no_grad():
-        return model(tokens, attention_mask=mask, past_key_values=cache).logits
+        return model(tokens, attention_mask=mask, cache=cache).logits
 
 
 def exact(model, tokens, mask=None):
@@ -54,7 +54,7 @@ def test_generate_is_the_same_where_all_keys_are_read(model):
     for more in ({}, {"num_beams": 3}):
         wanted = model.generate(tokens, **options, **more)
         cache = code_cache(model)
-        assert torch.equal(model.generate(tokens, past_key_values=cache, **options, **more), wanted)
+        assert torch.equal(model.generate(tokens, cache=cache, **options, **more), wanted)
         assert cache.get_seq_length() == 55
         assert cache.batch_size == 2 * more.get("num_beams", 1)
     assert cache.share_read == 1
@@ -206,7 +206,7 @@ def test_a_cache_of_another_model(model):
     torch.manual_seed(1)
     other = llama(max_position_embeddings=4096).eval()
     other.set_attn_implementation("lshkit_cache")
-    with pytest.raises(ValueError, match="past_key_values must be of this model"):
+    with pytest.raises(ValueError, match="cache must be of this model"):
         run(other, cache, ids(1))
     wanted = run(model, copy.deepcopy(cache), ids(1))
     hole = torch.ones(2, 21, dtype=torch.long)
@@ -237,7 +237,7 @@ def test_a_call_refused_for_its_gradients(model):
     run(made, cache, *padded(ids(20), 3))
     wanted = run(made, copy.deepcopy(cache), ids(1), padded(ids(21), 3)[1])
     with pytest.raises(RuntimeError, match="requires grad"):
-        made(ids(1), past_key_values=cache)
+        made(ids(1), cache=cache)
     assert [layer.get_seq_length() for layer in cache.layers] == [20] * len(cache.layers)
     assert torch.equal(run(made, cache, ids(1), padded(ids(21), 3)[1]), wanted)
 

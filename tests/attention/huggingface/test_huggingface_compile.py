@@ -98,10 +98,10 @@ def test_decoding_with_a_static_cache(implementation):
     for step in (made, torch.compile(made, backend=count, fullgraph=True)):
         cache, logits = StaticCache(made.config, 32), []
         with torch.no_grad():
-            out = made(ids, attention_mask=mask[:, :24], past_key_values=cache)
+            out = made(ids, attention_mask=mask[:, :24], cache=cache)
             for _ in range(5):
                 token = out.logits[:, -1:].argmax(-1)
-                out = step(token, attention_mask=mask, past_key_values=cache)
+                out = step(token, attention_mask=mask, cache=cache)
                 logits.append(out.logits)
         results.append(torch.cat(logits, 1))
     assert len(graphs) <= 2  # the second where the first saw the cache before its first step

@@ -334,7 +334,7 @@ def test_masks_that_a_model_changes(implementation):
         "config": made.config,
         "inputs_embeds": made.model.embed_tokens(ids),
         "attention_mask": padded(),
-        "past_key_values": None,
+        "cache": None,
     }
     mask = create_causal_mask(**given, allow_is_causal_skip=False)
     assert torch.equal(mask, torch.ones(24, 24).bool().tril() & padded()[:, None, None].bool())
@@ -361,7 +361,7 @@ def test_patterns_of_pairs():
         "config": made.config,
         "inputs_embeds": made.model.embed_tokens(ids),
         "attention_mask": None,
-        "past_key_values": None,
+        "cache": None,
         "or_mask_function": lambda batch, head, query, key: key < 3,
     }
     with pytest.raises(NotImplementedError, match="lshkit_yoso can't apply a mask of query-key"):

@@ -273,5 +273,5 @@ def test_old_transformers(monkeypatch):
     old = types.ModuleType("transformers")
     old.__version__ = "4.37.0"
     monkeypatch.setitem(sys.modules, "transformers", old)
-    with pytest.raises(ImportError, match="needs transformers 5.23 or newer, got 4.37"):
+    with pytest.raises(ImportError, match="needs transformers 5.24 or newer, got 4.37"):
         register()
