@@ -1,0 +1,173 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "counter_random.hpp"
+#include "kernels/code_cache.hpp"
+
+// What estimated scores of keys tell: see reference/code_cache.py.
+namespace lshkit {
+
+inline constexpr int kUnit = 64;              // estimates are integers, in 1/64 nat
+inline constexpr index_t kNoise = 1 << 14;    // entries of the table of exponential variates
+inline constexpr index_t kSegment = 1 << 12;  // keys that read the table from the same place
+inline constexpr double kSharpness = 0.75;    // the probability grows as exp(0.75 estimate)
+inline constexpr index_t kCounted = 4096;     // most keys that are counted to find the threshold
+inline constexpr int kBin = 16;               // units of a bin of that count
+inline constexpr double kFarthest = 3.5;  // deviations of an estimate's error, that are expected
+
+// One exponential variate of each 1 / kNoise of the distribution, in random order, and the share of
+// them that is t or more.
+struct Noise {
+  std::vector<std::int16_t> table;  // the first ones again behind the last
+  std::vector<float> survival;
+
+  Noise() : table(kNoise + kSegment + kSelectPadding) {
+    const RandomStream random(0, 0);
+    std::vector<std::pair<std::uint64_t, index_t>> order(kNoise);
+    for (index_t i = 0; i < kNoise; ++i) order[i] = {random.word(i), i};
+    std::sort(order.begin(), order.end());
+    for (index_t i = 0; i < kNoise; ++i)
+      table[order[i].second] =
+          std::int16_t(std::floor(-kUnit * std::log((i + 0.5) / kNoise) + 0.5));
+    survival.assign(*std::max_element(table.begin(), table.begin() + kNoise) + 1, 0);
+    for (index_t i = 0; i < kNoise; ++i) ++survival[table[i]];
+    for (std::size_t t = survival.size() - 1; t-- > 0;) survival[t] += survival[t + 1];
+    for (float& share : survival) share /= float(kNoise);
+    for (std::size_t i = kNoise; i < table.size(); ++i) table[i] = table[i - kNoise];
+  }
+  // Of a key whose estimate is `gap` below the threshold.
+  float probability(int gap, int floor) const {
+    const int at = std::min(gap, floor), last = int(survival.size()) - 1;
+    return survival[std::clamp(at, 0, last)];
+  }
+};
+inline const Noise& noise() {
+  static const Noise tables;
+  return tables;
+}
+
+// What the estimates of some of the keys tell of all that are not read anyway: their counts by bins
+// and the squared weights that are expected (reference: Estimated).
+class Estimated {
+ public:
+  // codes: of all keys, with their norms in bytes. variance: of the error at a norm of 1, of which
+  // estimates have `part` in them. offset: what all scores have besides.
+  Estimated(const std::int16_t* estimates, const std::uint8_t* codes, index_t n_bits, index_t first,
+            index_t last, double variance, double part, double offset) {
+    const index_t n = last - first, row = n_bits / 8;
+    const index_t stride = (n + kCounted - 1) / kCounted | 1;  // odd: tokens may alternate
+    constexpr int kBins = 65536 / kBin, kSquares = 40;  // bits of squared norms; above, the count
+    std::int64_t sums[kBins] = {};
+    const auto bin = [](std::int16_t e) { return unsigned(int(e) + 32768) / kBin; };
+    const std::size_t block_bytes = std::size_t(row + 1) * kCodeBlock;
+    const std::uint8_t* norms = codes + row * kCodeBlock;
+    for (std::size_t j = first; j < std::size_t(last); j += stride) {
+      const std::size_t lane = j % kCodeBlock;
+      const std::int64_t norm = norms[j / kCodeBlock * block_bytes + 2 * (lane % 32) + lane / 32];
+      sums[bin(estimates[j])] += (std::int64_t(1) << kSquares) + norm * norm;
+    }
+    sums[bin(kSureEstimate)] = 0;  // no other estimate is there
+    int low = 0, high = kBins - 1;
+    while (low < kBins - 1 && !sums[low]) ++low;
+    while (high > low && !sums[high]) --high;
+    least_ = low * kBin + kBin / 2 - 32768;
+    each_ = double(n) / double((n + stride - 1) / stride);
+    bins_.resize(high - low + 1);
+    for (int b = low; b <= high; ++b) {
+      Bin& to = bins_[b - low];
+      to.count = double(sums[b] >> kSquares);
+      to.variance = variance * double(sums[b] & ((std::int64_t(1) << kSquares) - 1)) /
+                    std::max(to.count, 1.0);
+      to.score = at(b - low) / (kSharpness * kUnit) - part * to.variance;
+    }
+    expect_squares(offset);
+  }
+
+  // At which about `wanted` keys are read, beside those that are at any threshold.
+  int threshold(double wanted, int floor) const {
+    int least = least_ - kBin, most = at(count() - 1) + kBin + int(noise().survival.size());
+    while (most - least > 1) {
+      const int middle = least + (most - least) / 2;
+      double sum = 0;
+      for (int b = 0; b < count(); ++b)
+        if (bins_[b].count > 0)
+          sum += bins_[b].count * double(noise().probability(middle - at(b), floor));
+      (sum * each_ > wanted ? least : most) = middle;
+    }
+    return most;
+  }
+
+  // The expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest).
+  double variance(int threshold, int floor, double largest) const {
+    double sum = 0;
+    for (int b = 0; b < count(); ++b) {
+      if (!(bins_[b].count > 0)) continue;
+      const double p = noise().probability(threshold - at(b), floor);
+      sum += bins_[b].count * std::exp(std::min(bins_[b].log - 2 * largest, 600.0)) * (1 - p) / p;
+    }
+    return sum * each_;
+  }
+
+ private:
+  struct Bin {
+    double count, score, variance;  // of what was counted, on average
+    double log = -INFINITY;         // of E w^2
+  };
+  int count() const { return int(bins_.size()); }
+  int at(int b) const { return least_ + b * kBin; }
+
+  void expect_squares(double offset) {
+    double n = 0, mean = 0, square = 0, variance = 0;
+    for (const Bin& b : bins_)
+      n += b.count, mean += b.count * b.score, variance += b.count * b.variance;
+    if (!(n > 0)) return;
+    mean /= n, variance /= n;
+    for (const Bin& b : bins_) square += b.count * (b.score - mean) * (b.score - mean);
+    expect_squares(offset, mean, square / n, variance);
+    // Where keys are in groups, those that matter may be of one whose scores vary more.
+    for (const Tail& tail : kTails) {
+      const double high = score_at(tail.high * n), low = score_at(tail.low * n);
+      const double deviation = (high - low) / (tail.high_normal - tail.low_normal);
+      expect_squares(offset, low - tail.low_normal * deviation, deviation * deviation, variance);
+    }
+  }
+  // Of scores around a mean, if estimates vary so much, and their errors so much on average.
+  void expect_squares(double offset, double mean, double square, double error) {
+    const double shrink = std::max(0.0, 1 - error / std::max(square, 1e-300));
+    for (Bin& b : bins_) {
+      const double s2 = shrink * b.variance, expected = mean + shrink * (b.score - mean);
+      // Without errors beyond kFarthest deviations: of few keys none has.
+      const double inside = 0.5 * std::erfc((2 * std::sqrt(s2) - kFarthest) * std::sqrt(0.5));
+      b.log = std::max(b.log, 2 * (offset + expected + s2) + std::log(inside));
+    }
+  }
+  // That of the key behind so many others.
+  double score_at(double rank) const {
+    double above = 0;
+    for (int b = count() - 1; b > 0; --b) {
+      above += bins_[b].count;
+      if (above >= rank) return bins_[b].score;
+    }
+    return bins_[0].score;
+  }
+
+  // Quantiles of scores, as the share of keys that are above, and of a standard normal.
+  struct Tail {
+    double high, high_normal, low, low_normal;
+  };
+  static constexpr Tail kTails[] = {
+      {0.01, 2.3263478740408408, 0.1, 1.2815515655446004},
+      {0.003, 2.7477813854449926, 0.03, 1.8807936081512509},
+  };
+
+  int least_;    // the middle of the first bin
+  double each_;  // keys, that one stands for
+  std::vector<Bin> bins_;
+};
+
+}  // namespace lshkit
