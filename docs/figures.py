@@ -7,6 +7,7 @@ Curves of formulas, and what benchmarks measured (benchmarks/results).
 
 import json
 import pathlib
+import re
 
 import matplotlib
 
@@ -41,6 +42,10 @@ DENSITIES = {
     "DEANN on FAISS": "DEANN on FAISS",
     "lshkit, auto at rtol 0.1": "lshkit, rtol=0.1",
 }
+
+
+def probes(name):  # "t 4" of the results in words
+    return re.sub(r"\bt (\d+)", r"\1 probes", name)
 
 
 def number(x):
@@ -173,7 +178,7 @@ def errors():
             line = ax.plot(hashes, measured, "o", ms=3, label=f"{n_bits} bits")[0]
             ax.plot(hashes, [x["formula"] for x in of.values()], lw=1, color=line.get_color())
         for (name, of), marker in zip(RESULTS["errors"][data]["soft"].items(), "sv^", strict=True):
-            label = f"12 bits, soft, {name}"
+            label = f"12 bits, soft, {probes(name)}"
             hashes = [int(m) for m in of]
             ax.plot(hashes, list(of.values()), f"k--{marker}", lw=0.7, ms=3, label=label)
         ax.set_xscale("log", base=2)
@@ -200,7 +205,7 @@ def soft():
     cosines = np.array(RESULTS["kernels"]["cosines"])
     for name, curve in RESULTS["kernels"]["curves"].items():
         for ax in axes:
-            ax.plot(cosines, np.array(curve) / curve[-1], lw=1.2, label=name)
+            ax.plot(cosines, np.array(curve) / curve[-1], lw=1.2, label=probes(name))
     for ax in axes:
         for n_bits, style in ((8, "k-"), (12, "k--")):
             label = f"hard, {n_bits} bits"

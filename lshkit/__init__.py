@@ -4,8 +4,8 @@ Submodules, and the names that are imported from here, load on first use, so tha
 imports neither torch nor scikit-learn:
 
 - `lshkit.hashing`: hash families, and `lshkit.buckets`: sums over their buckets (NumPy and torch)
-- `lshkit.attention`: YOSO attention (torch)
-- `lshkit.kde`: kernel density estimation, a scikit-learn estimator
+- `lshkit.attention`: YOSO and softmax attention by hashing, decoding, transformers (torch)
+- `lshkit.kde`: kernel densities, outliers, regression, two-sample tests, as in scikit-learn
 - `lshkit.sampling`: estimates of sums over a data set from the rows that collide with a query
 - `lshkit.distributed`: attention over ranks (torch), densities and samplers on Dask
 - `lshkit.reference`: every operation in a few lines of plain NumPy

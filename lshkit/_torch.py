@@ -4,5 +4,5 @@ try:
     import torch  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"this part of lshkit needs PyTorch: pip install 'lshkit[torch]' ({error})", name="torch"
+        f"this part of lshkit needs PyTorch: pip install torch ({error})", name="torch"
     ) from error

@@ -54,7 +54,7 @@ def yoso_attention(
             bfloat16 and float16 without a causal mask, of hard codes and of soft ones, are added up
             in 16-bit integers where many rows share a bucket, without bias, to 0.2 % of the root
             mean square of all outputs; more where queries meet only values far smaller than the
-            largest (docs/attention.md, "Data types"). Other sums are float32.
+            largest (docs/numerics.md). Other sums are float32.
         key: `(..., H, N_k, D)`, same leading sizes and dtype as query.
         value: `(..., H, N_k, D_v)`.
         attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,

@@ -5,9 +5,7 @@ from __future__ import annotations
 try:
     from pyod.models.base import BaseDetector
 except ImportError as error:
-    raise ImportError(
-        f"lshkit.kde.pyod needs PyOD ({error}): pip install 'lshkit[pyod]'"
-    ) from error
+    raise ImportError(f"lshkit.kde.pyod needs PyOD ({error}): pip install pyod") from error
 
 from typing import TYPE_CHECKING, Any
 

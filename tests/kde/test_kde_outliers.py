@@ -369,7 +369,7 @@ def test_without_pyod_the_error_says_how_to_install_it(monkeypatch):
 
 
 def test_a_detector_of_pyod():
-    pytest.importorskip("pyod", reason="pip install 'lshkit[pyod]'")
+    pytest.importorskip("pyod", reason="pip install pyod")
     from lshkit.kde.pyod import LSHKDE
 
     detector = LSHKDE(contamination=0.02, random_state=0).fit(ROWS)

@@ -94,7 +94,7 @@ def table(results):
         measured["lower bound"],
     )
     header = ["cosine", "exp(tau (x - 1))", "p^tau", "lshkit, expected", "lshkit, sampled",
-              "derivative", "lshkit, gradient expected", "lower bound",
+              "derivative", "lshkit, gradient exact", "lower bound",
               "lshkit, gradient lower_bound"]  # fmt: skip
     rows = [
         [f"{c:g}", *(f"{column[i]:.4f}" for column in columns)]

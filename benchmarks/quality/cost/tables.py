@@ -104,7 +104,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
     axes[0].set_ylabel("held-out loss (nats per hidden byte)")
     seeds = len({run["seed"] for run in results["runs"]})
     length = results["settings"]["length"]
-    figure.suptitle(f"Masked bytes at length {length}: mean and range of {seeds} seeds")
+    figure.suptitle(f"Hidden bytes at length {length}: mean and range of {seeds} seeds")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

@@ -101,7 +101,7 @@ def panels(results: dict) -> dict[str, dict[str, list[dict]]]:
         alike = [x for x in others if x | {"first": 0} == setting | {"first": 0}]
         title = title_of(length, setting)
         if len(alike) > 1:
-            title = title.removesuffix(first_of(setting)) + ",\neach method's best schedule"
+            title = title.removesuffix(first_of(setting)) + ", each method's best schedule"
         best = found.setdefault(title, {})
         for method, runs_of in groups(results, budget).items():
             runs = runs_of.get(length, [])
@@ -124,10 +124,12 @@ def draw(results: dict, path: pathlib.Path) -> None:
     drawn = panels(results)
     if not drawn:
         return
-    rows = max(map(len, drawn.values()))
-    size = (0.6 + 5.4 * len(drawn), 1.4 + 0.22 * rows)
-    figure, axes = plt.subplots(1, len(drawn), figsize=size, layout="constrained", squeeze=False)
-    for axis, (title, runs_of) in zip(axes[0], drawn.items(), strict=True):
+    heights = [1 + 0.24 * len(methods) for methods in drawn.values()]
+    figure, axes = plt.subplots(
+        len(drawn), figsize=(7.5, 0.5 + sum(heights)), layout="constrained", squeeze=False,
+        height_ratios=heights,
+    )  # fmt: skip
+    for axis, (title, runs_of) in zip(axes[:, 0], drawn.items(), strict=True):
         methods = sorted(runs_of, key=lambda method: mean(runs_of[method], "repeated_loss"))
         for row, method in enumerate(methods):
             color = next(c for start, c in COLORS.items() if method.startswith(start))

@@ -20,7 +20,7 @@ class Soft(BucketSums):
     the softmax of `-2 sharpness sum |z|` over the projections z that the flipped bits cross.
     Time and memory are linear in the lengths; the gradient is exact given the selected buckets.
     Computed in float32; on the CPU, sums of bfloat16 and float16 inputs without a causal mask are
-    added up in 16-bit integers where that is precise (docs/attention.md, "Data types").
+    added up in 16-bit integers where that is precise (docs/numerics.md).
 
     Args:
         n_bits, max_length: see `Sampled`.

@@ -165,7 +165,7 @@ def repair(model: Model, *, seed: int = 0) -> Model:
 
 
 def _require_transformers() -> None:
-    install = "pip install 'lshkit[transformers]'"
+    install = "pip install transformers accelerate"
     try:
         import transformers
     except ImportError as error:

@@ -7,7 +7,8 @@ try:
     from distributed import Client, default_client
 except ImportError as error:
     raise ImportError(
-        f"this part of lshkit needs Dask: pip install 'lshkit[dask]' ({error})", name="dask"
+        f"this part of lshkit needs Dask: pip install 'dask[array,distributed]' ({error})",
+        name="dask",
     ) from error
 
 __all__ = ["Client", "Delayed", "da", "default_client", "delayed", "is_dask_collection"]
