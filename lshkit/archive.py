@@ -172,7 +172,9 @@ def opened(file: File, kind: str, version: int) -> Iterator[Archive]:
         except (OSError, MemoryError):
             raise
         except Exception as error:  # contents that are none are met in many ways
-            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            what = (
+                f"{error} is missing" if isinstance(error, KeyError) else str(error) or repr(error)
+            )
             raise ValueError(f"{name} is no whole file of {kind}: {what}") from error
 
 

@@ -329,6 +329,11 @@ def test_damage():
                 assert place == "offsets"  # the first member's is 0
 
 
+def test_a_reason_without_words():
+    """A field that seems longer than the file: the end comes as an error that has no text."""
+    refused(WHOLE[:29] + bytes([WHOLE[29] ^ 128]) + WHOLE[30:], ": EOFError")
+
+
 def test_compressed_members_are_not_unpacked():
     """4 KB that would be 4 MB: the same members as `write` makes, deflated."""
     header, _ = contents(written())

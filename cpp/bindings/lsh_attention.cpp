@@ -59,13 +59,13 @@ void forward(py::handle query, py::handle key, py::handle value, py::handle key_
   const TensorView log_sum("log_sum", log_sum_object), pairs("pairs", pairs_object);
   in.out.require_output();
   for (const TensorView* view : {&log_sum, &pairs}) {
-    view->require_type({view == &pairs ? kInt32 : kFloat32}).require_contiguous().require_output();
+    view->require_type({view == &pairs ? kInt32 : kFloat64}).require_contiguous().require_output();
     view->require_shape({in.shape.batch, in.shape.heads, in.shape.n_queries});
   }
   if (log_sum.size() == 0) return;
   WithoutGil without_gil;
   lsh_attention_forward(in.shape, in.options, in.tensors(), matrices<float>(in.out),
-                        log_sum.data<float>(), pairs.data<std::int32_t>(), threads);
+                        log_sum.data<double>(), pairs.data<std::int32_t>(), threads);
 }
 
 void backward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
@@ -79,7 +79,7 @@ void backward(py::handle query, py::handle key, py::handle value, py::handle key
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
   const AttentionShape& s = in.shape;
   check_vectors(out, kFloat32).require_shape({s.batch, s.heads, s.n_queries, s.n_values});
-  log_sum.require_type({kFloat32}).require_contiguous();
+  log_sum.require_type({kFloat64}).require_contiguous();
   log_sum.require_shape({s.batch, s.heads, s.n_queries});
   if (gradients.empty()) return;
   const std::vector<const TensorView*> wanted = gradients.views();
@@ -87,7 +87,7 @@ void backward(py::handle query, py::handle key, py::handle value, py::handle key
   WithoutGil without_gil;
   lsh_attention_backward(s, in.options, in.tensors(),
                          {matrices<const float>(out), matrices<const float>(in.out),
-                          log_sum.data<const float>(), to(0), to(1), to(2)},
+                          log_sum.data<const double>(), to(0), to(1), to(2)},
                          threads);
 }
 

@@ -19,19 +19,17 @@ namespace {
 constexpr double kFloor = 0.1;        // share of the pilot that is uniform
 constexpr double kLeastPilot = 64;    // keys
 constexpr double kLeastError = 0.01;  // stated of a sample, in epsilon
-constexpr int kMostShift = 10;        // of a query's factor
 constexpr double kMostExpected = 2;   // error: about as far as two means of values can be apart
 
 // A query's table of entries for every 4 bits.
 struct QueryTable {
   std::uint8_t* entries;  // (n_bits / 4, 16)
   int zero = 0, factor = 0, shift = 0, half_variance = 0;
-  double variance = 0;  // of a score's error, at a norm of 1 in the byte
+  double sharp = kSharpness * kUnit;  // units of estimates in a nat of the score
+  double variance = 0;                // of a score's error, at a norm of 1 in the byte
 
-  // Of that variance, in estimates: a half, or as much as fits.
-  double part() const {
-    return variance > 0 ? half_variance / (kSharpness * kUnit * 65536 * variance) : 0;
-  }
+  // Of that variance, in estimates: a half, or what counts of it.
+  double part() const { return variance > 0 ? half_variance / (sharp * 65536 * variance) : 0; }
 
   QueryTable(std::uint8_t* memory, const float* z, index_t n_bits, index_t n_features, float scale,
              float norm)
@@ -60,16 +58,20 @@ struct QueryTable {
     }
     zero = int(std::floor(total / step + 0.5));
     constexpr double kPi = 3.14159265358979323846;
-    const double unit =
-        kSharpness * kUnit * scale * std::sqrt(kPi * n_features / 2) / n_bits * step * norm / 64;
-    double fixed = unit * 32 * 65536;
-    for (; fixed > 32767 && shift < kMostShift; ++shift) fixed /= 2;  // of peaked scores
-    factor = int(std::min(fixed + 0.5, 32767.0));
     double squares = 0;
     for (index_t i = 0; i < n_bits; ++i) squares += double(z[i]) * z[i];
     const double each = double(scale) * norm / 64;
+    // Fewer units where estimates would end: at the score of a key of twice the usual norm, along
+    // the query.
+    const double along = 64 * each * std::sqrt(squares * n_features / n_bits);
+    sharp = std::min(sharp, kMostEstimate / (2 * along));
+    double fixed = sharp * each * std::sqrt(kPi * n_features / 2) / n_bits * step * 32 * 65536;
+    for (; fixed > 32767; ++shift) fixed /= 2;  // of peaked scores
+    factor = int(fixed + 0.5);
     variance = each * each * (squares * n_features / n_bits) * (kPi / 2 - 1) / n_bits;
-    half_variance = int(std::min(0.5 * kSharpness * kUnit * variance * 65536 + 0.5, 16000.0));
+    const double deviation = 64 * std::sqrt(variance);
+    const double half = std::min(0.5 * deviation, kFarthest) * deviation / 4096;
+    half_variance = int(std::min(sharp * half * 65536 + 0.5, 16000.0));
   }
 };
 
@@ -202,8 +204,8 @@ struct Step {
     const int floor = std::clamp(int(kUnit * std::log(uniform) + 0.5), 0, rarest);
     double offset = 0;
     for (index_t i = 0; i < n_features; ++i) offset += double(read.query[i]) * centre[i];
-    const Estimated estimated(s.estimates, codes, n_bits, first, last, table.variance, table.part(),
-                              offset);
+    const Estimated estimated(s.estimates, codes, n_bits, first, last, table.sharp, table.variance,
+                              table.part(), offset);
     const int threshold = estimated.threshold(wanted, floor);
     const index_t pilots = select(0, first, last, threshold, floor, s.pilot);
     add_exact(first, last);

@@ -55,10 +55,10 @@ inline const Noise& noise() {
 // and the squared weights that are expected (reference: Estimated).
 class Estimated {
  public:
-  // codes: of all keys, with their norms in bytes. variance: of the error at a norm of 1, of which
-  // estimates have `part` in them. offset: what all scores have besides.
+  // codes: of all keys, with their norms in bytes. sharp: units in a nat. variance: of the error at
+  // a norm of 1, of which estimates have `part` in them. offset: what all scores have besides.
   Estimated(const std::int16_t* estimates, const std::uint8_t* codes, index_t n_bits, index_t first,
-            index_t last, double variance, double part, double offset) {
+            index_t last, double sharp, double variance, double part, double offset) {
     const index_t n = last - first, row = n_bits / 8;
     const index_t stride = (n + kCounted - 1) / kCounted | 1;  // odd: tokens may alternate
     constexpr int kBins = 65536 / kBin, kSquares = 40;  // bits of squared norms; above, the count
@@ -83,7 +83,7 @@ class Estimated {
       to.count = double(sums[b] >> kSquares);
       to.variance = variance * double(sums[b] & ((std::int64_t(1) << kSquares) - 1)) /
                     std::max(to.count, 1.0);
-      to.score = at(b - low) / (kSharpness * kUnit) - part * to.variance;
+      to.score = at(b - low) / sharp - part * to.variance;
     }
     expect_squares(offset);
   }
@@ -142,9 +142,15 @@ class Estimated {
     for (Bin& b : bins_) {
       const double s2 = shrink * b.variance, expected = mean + shrink * (b.score - mean);
       // Without errors beyond kFarthest deviations: of few keys none has.
-      const double inside = 0.5 * std::erfc((2 * std::sqrt(s2) - kFarthest) * std::sqrt(0.5));
-      b.log = std::max(b.log, 2 * (offset + expected + s2) + std::log(inside));
+      b.log =
+          std::max(b.log, 2 * (offset + expected + s2) + log_above(2 * std::sqrt(s2) - kFarthest));
     }
+  }
+  // The logarithm of the probability that a standard normal is more than x.
+  static double log_above(double x) {
+    if (x < 10) return std::log(0.5 * std::erfc(x * std::sqrt(0.5)));
+    const double square = 1 / (x * x);
+    return -0.5 * x * x - std::log(x) - 0.91893853320467274 + std::log1p((3 * square - 1) * square);
   }
   // That of the key behind so many others.
   double score_at(double rank) const {

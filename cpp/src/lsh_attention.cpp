@@ -146,7 +146,7 @@ index_t run_length(const AttentionShape& shape, index_t heads, bool by_buckets, 
 }  // namespace
 
 void lsh_attention_forward(const AttentionShape& shape, const LshAttentionOptions& options,
-                           const LshAttentionInputs& in, Tensor<float> out, float* log_sum,
+                           const LshAttentionInputs& in, Tensor<float> out, double* log_sum,
                            std::int32_t* pairs, int threads) {
   const Problem problem(shape, options, in, threads);
   const auto attend = [&](const std::vector<index_t>& key_matrices, const BucketRows& buckets) {

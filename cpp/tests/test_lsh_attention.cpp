@@ -1,4 +1,6 @@
 // Softmax attention from colliding pairs against the same sums in double, pair by pair.
+#include <numeric>
+
 #include "check.hpp"
 #include "lshkit/lsh_attention.hpp"
 #include "problem.hpp"
@@ -88,7 +90,9 @@ struct Problem {
 };
 
 struct Results {
-  std::vector<float> out, log_sum, query, key, value;
+  std::vector<float> out;
+  std::vector<double> log_sum;
+  std::vector<float> query, key, value;
   std::vector<std::int32_t> pairs;
 };
 
@@ -96,7 +100,7 @@ template <class Code>
 Results run(const Problem<Code>& p, int threads) {
   const AttentionShape& s = p.shape;
   Results r{
-      unwritten<float>(p.grad.size()),  unwritten<float>(kSeqs * kHeads * s.n_queries),
+      unwritten<float>(p.grad.size()),  unwritten<double>(kSeqs * kHeads * s.n_queries),
       unwritten<float>(p.query.size()), unwritten<float>(p.key.size()),
       unwritten<float>(p.value.size()), std::vector<std::int32_t>(kSeqs * kHeads * s.n_queries)};
   const auto out = Problem<Code>::tensor(r.out.data(), kHeads, s.n_queries, s.n_values);
@@ -205,7 +209,7 @@ TEST(no_pairs) {
   const Results r = run(p, 1);
   for (const float x : r.out) CHECK(x == 0);
   for (const float x : r.query) CHECK(x == 0);
-  for (const float x : r.log_sum) CHECK(x == -INFINITY);
+  for (const double x : r.log_sum) CHECK(x == -INFINITY);
 }
 
 // Scores far beyond what exp() holds.
@@ -216,6 +220,20 @@ TEST(large_scores) {
   const Results r = run(p, 1);
   for (const float x : r.out) CHECK(std::isfinite(x));
   for (const float x : r.query) CHECK(std::isfinite(x));
+}
+
+// Scores of which a unit in the last place is a factor: weights still have the sum 1.
+TEST(scores_beyond_the_resolution_of_float) {
+  for (const float scale : {1.3e4f, 1.3e7f, 1.3e10f}) {
+    Problem<std::uint8_t> p(20, 300, 16, 16, 2, 4, false);
+    p.options.scale = scale;
+    for (float& x : p.grad) x = 1;
+    for (float& x : p.value) x = 1;
+    const Results r = run(p, 1);
+    for (const float x : r.out) CHECK_CLOSE(x, 1, 1e-5, 0);
+    const double sum = std::accumulate(r.value.begin(), r.value.end(), 0.0);
+    CHECK_CLOSE(sum, double(p.grad.size()), 1e-5, 0);
+  }
 }
 
 LSHKIT_TEST_MAIN

@@ -58,7 +58,7 @@ def log_mean(estimator: LSHKernelDensity, X: Tensor) -> Tensor:
             weights = torch.from_numpy(training.weights[first : first + step])
         args = queries, keys, weights.log(), geometry, direct
         parts.append(checkpoint(_log_sum, *args, use_reentrant=False))
-    result = torch.logsumexp(torch.stack(parts), 0) - math.log(training.total)
+    result = _log_sum_exp(torch.stack(parts), 0) - math.log(training.total)
     return torch.where(result > -1e299, result, -math.inf).to(X.dtype)
 
 
@@ -73,7 +73,14 @@ def _scaled(X: Tensor, geometry: Geometry) -> Tensor:
 def _log_sum(
     queries: Tensor, keys: Tensor, log_weights: Tensor, geometry: Geometry, direct: bool
 ) -> Tensor:
-    return torch.logsumexp(_log_kernel(queries, keys, geometry, direct) + log_weights, 1)
+    return _log_sum_exp(_log_kernel(queries, keys, geometry, direct) + log_weights, 1)
+
+
+def _log_sum_exp(logs: Tensor, dim: int) -> Tensor:
+    """As torch.logsumexp, whose gradient exp(log - result) has a sum other than 1 where the result
+    is too large to hold the logarithm of the sum: here each term is divided by the sum."""
+    largest = logs.detach().amax(dim, keepdim=True)
+    return (logs - largest).exp().sum(dim).log() + largest.squeeze(dim)
 
 
 def _log_kernel(queries: Tensor, keys: Tensor, geometry: Geometry, direct: bool) -> Tensor:

@@ -22,7 +22,6 @@ SHARPNESS = 0.75  # of the sampling: the probability grows as exp(0.75 estimate)
 FLOOR = 0.1  # share of the pilot that is uniform
 COUNTED = 4096  # most keys that are counted to find the threshold
 BIN = 16  # units of a bin of that count
-MOST_SHIFT = 10  # of a query's factor
 MOST_ESTIMATE = 16000  # and the least: without half of the variance
 SURE = 32000  # an estimate above every threshold
 LEAST_ERROR = 0.01  # stated of a sample, in epsilon
@@ -87,14 +86,15 @@ def score_estimates(
     norms: np.ndarray,
     norm: float,
     scale: float,
-) -> tuple[np.ndarray, float, float]:
-    """Integers, SHARPNESS * (estimate of scale q . (k - centre) + half its variance) in units.
+) -> tuple[np.ndarray, float, float, float]:
+    """Integers, sharp * (estimate of scale q . (k - centre) + half its variance).
 
-    The variance, which grows with the key's norm, stands for scores above their estimate: without
-    it rare keys of large norm would be missed. Returned are also that variance of a key of norm
-    1 / 64, and the part of it that is in the estimates. E[sign(w . k) w . q] over unit vectors w is
-    sqrt(2 / (pi d)) q . k / |k|. The sum over bits goes through a table of 6-bit integers for each
-    4 of them.
+    sharp, the units in a nat, is SHARPNESS * UNIT, or less where scores are so wide that estimates
+    would end. The variance, which grows with the key's norm, stands for scores above their
+    estimate: without it rare keys of large norm would be missed; of wide errors FARTHEST deviations
+    count instead. Returned are also sharp, that variance of a key of norm 1 / 64, and the part of
+    it that is in the estimates. E[sign(w . k) w . q] over unit vectors w is sqrt(2 / (pi d))
+    q . k / |k|. The sum over bits goes through a table of 6-bit integers for each 4 of them.
     """
     d, n_bits = planes.shape
     z = np.asarray(query, np.float64) @ planes
@@ -102,27 +102,41 @@ def score_estimates(
     top = np.abs(z).sum(-1)
     step = 2 * top.max() / 63
     if not step > 0:
-        return np.where(norms == 255, SURE, 0), 0.0, 0.0
+        return np.where(norms == 255, SURE, 0), SHARPNESS * UNIT, 0.0, 0.0
     patterns = (np.arange(16)[:, None] >> np.arange(4)) & 1
     table = np.floor(((2 * patterns - 1) @ z.T + top) / step + 0.5).astype(np.int64)
     nibbles = bits.reshape(len(bits), -1, 4) @ (1 << np.arange(4))
     total = table[nibbles, np.arange(n_bits // 4)].sum(-1)
     total = total - int(np.floor(top.sum() / step + 0.5))
-    factor = SHARPNESS * UNIT * scale * math.sqrt(math.pi * d / 2) / n_bits * step * norm / 64
-    fixed, shift = factor * 32 * 65536, 0
-    while fixed > 32767 and shift < MOST_SHIFT:  # of peaked scores
+    squares, each = float((z * z).sum()) * d / n_bits, scale * norm / 64
+    # Estimates end at the score of a key of twice the usual norm, along the query.
+    along = max(64 * each * math.sqrt(squares), 1e-300)
+    sharp = min(SHARPNESS * UNIT, MOST_ESTIMATE / (2 * along))
+    fixed = sharp * each * math.sqrt(math.pi * d / 2) / n_bits * step * 32 * 65536
+    shift = 0
+    while fixed > 32767:  # of peaked scores
         fixed, shift = fixed / 2, shift + 1
-    means = (((total * 16) * (norms * 128) >> 16) * min(int(fixed + 0.5), 32767)) >> 16
+    means = (((total * 16) * (norms * 128) >> 16) * int(fixed + 0.5)) >> 16
     most = MOST_ESTIMATE >> shift
     estimates = np.clip(means, -most, most) << shift
     # The variance, of a key of norm 1 / 64. Half of it, as E exp(score) has with normal errors.
-    squares = float((z * z).sum()) * d / n_bits
-    variance = (scale * norm / 64) ** 2 * squares * (math.pi / 2 - 1) / n_bits
-    half = min(int(0.5 * SHARPNESS * UNIT * variance * 65536 + 0.5), 16000)
+    variance = each**2 * squares * (math.pi / 2 - 1) / n_bits
+    deviation = 64 * math.sqrt(variance)
+    counted = min(0.5 * deviation, FARTHEST) * deviation / 4096
+    half = min(int(sharp * counted * 65536 + 0.5), 16000)
     # A norm that its byte does not hold is unknown: such a key is always read.
     estimates = np.where(norms == 255, SURE, estimates + ((norms * norms * half) >> 16))
-    part = half / (SHARPNESS * UNIT * 65536 * variance) if variance > 0 else 0.0
-    return estimates, variance, part
+    part = half / (sharp * 65536 * variance) if variance > 0 else 0.0
+    return estimates, sharp, variance, part
+
+
+def log_above(x: float) -> float:
+    """The logarithm of the probability that a standard normal is more than x."""
+    if x < 10:
+        return math.log(0.5 * math.erfc(x * math.sqrt(0.5)))
+    square = 1 / (x * x)
+    asymptotic = math.log1p((3 * square - 1) * square)
+    return asymptotic - 0.5 * x * x - math.log(x) - 0.5 * math.log(2 * math.pi)
 
 
 class Estimated:
@@ -134,14 +148,15 @@ class Estimated:
     variance are those of all estimates, or of the normal distribution that has two of their upper
     quantiles: the largest squared weights of these count.
 
-    unit: s^2 of a key of norm 1 / 64, of which estimates have `part` in them; offset: what all
-    scores have besides, of the centre.
+    sharp: units in a nat; unit: s^2 of a key of norm 1 / 64, of which estimates have `part` in
+    them; offset: what all scores have besides, of the centre.
     """
 
     def __init__(
         self,
         estimates: np.ndarray,
         norms: np.ndarray,
+        sharp: float,
         unit: float,
         part: float,
         offset: float,
@@ -157,7 +172,7 @@ class Estimated:
         self.bins = (np.arange(len(counts)) + low) * BIN + BIN // 2
         self.counts = each * counts
         variance = unit * np.bincount(some // BIN - low, squares) / np.maximum(counts, 1)
-        scores = self.bins / (SHARPNESS * UNIT) - part * variance
+        scores = self.bins / sharp - part * variance
         n = counts.sum()
         mean, error = counts @ scores / n, counts @ variance / n
         from_top = np.cumsum(counts[::-1])
@@ -176,9 +191,7 @@ class Estimated:
             shrink = max(0.0, 1 - error / max(square, 1e-300))
             deviations = np.sqrt(shrink * variance)
             # Without errors beyond FARTHEST deviations: of few keys none has.
-            beyond = (2 * deviations - FARTHEST) * math.sqrt(0.5)
-            with np.errstate(divide="ignore"):
-                inside = np.log([0.5 * math.erfc(x) for x in beyond])
+            inside = np.array([log_above(x) for x in 2 * deviations - FARTHEST])
             expected = mean + shrink * (scores - mean) + deviations**2
             self.logs = np.maximum(self.logs, 2 * (offset + expected) + inside)
 
@@ -300,10 +313,10 @@ def code_step(
         )
     n_read = read(np.r_[0:first, last:n])
     middle = np.arange(first, last)
-    estimates, unit, part = score_estimates(
+    estimates, *of_scores = score_estimates(
         query, planes, bits[middle], norms[middle], norm, o.scale
     )
-    estimated = Estimated(estimates, norms[middle], unit, part, o.scale * float(query @ centre))
+    estimated = Estimated(estimates, norms[middle], *of_scores, o.scale * float(query @ centre))
     table = noise_table()
     survive = survival(table)
 

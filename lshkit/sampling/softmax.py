@@ -191,7 +191,15 @@ class SampledSoftmaxLoss(nn.Module):
         ------
         TypeError, ValueError
             Arguments of the wrong type, shape or device, a target out of range.
+        NotImplementedError
+            A transform of torch.func while the loss is estimated.
         """
+        if torch._C._are_functorch_transforms_active() and (self.training or not self.exact_eval):
+            raise NotImplementedError(
+                "SampledSoftmaxLoss has no torch.func transforms (grad, vjp, jvp, vmap) in train "
+                "mode, which finds classes by the values of hidden: use torch.autograd, or eval "
+                "mode with exact_eval=True"
+            )
         hidden, target, counted, shape = self._check(hidden, target)
         if self.exact_eval and not self.training:
             losses = self._exact(hidden, target)

@@ -100,7 +100,7 @@ def _lsh_attention(
     else:
         centre = k.new_zeros((*key.shape[:2], 1, key.shape[3]))
     out = new_output(query, value, torch.float32)
-    log_sum = out.new_empty(out.shape[:-1])
+    log_sum = out.new_empty(out.shape[:-1], dtype=torch.float64)
     pairs = out.new_empty(out.shape[:-1], dtype=torch.int32)
     hashing = parameters, family, n_bits, n_hashes
     query_codes, key_codes = _hash_grouped(q, key.shape[1], *hashing), hash(k, *hashing)
@@ -163,7 +163,7 @@ def _(
 ) -> tuple[Tensor, ...]:
     return (
         new_output(query, value, query.dtype),
-        query.new_empty(query.shape[:-1], dtype=torch.float32),
+        query.new_empty(query.shape[:-1], dtype=torch.float64),
         new_codes(query, n_bits, n_hashes),
         new_codes(key, n_bits, n_hashes),
         key.new_empty((*key.shape[:2], 1, key.shape[3]), dtype=torch.float32),

@@ -40,6 +40,17 @@ def test_a_step_is_the_reference(dtype, d, d_v, n_bits):
         assert math.isclose(report.log_sum[0, head, 0], step.log_sum, rel_tol=0, abs_tol=1e-5)
 
 
+def test_a_step_of_scores_of_any_size_is_the_reference():
+    query, key, value = qkv("peaked", 3333, 4, key_heads=2, seed=3)
+    for factor in (3.0, 30.0, 1e3, 1e10):
+        cache = filled(query, key, value, max_share=0.1)
+        out, report = cache.attend(factor * query, return_report=True)
+        for head in range(4):
+            step = reference_step(cache, factor * query[0, head, 0], head)
+            assert report.keys[0, head, 0] == step.n_read
+            np.testing.assert_allclose(out[0, head, 0], step.out, rtol=0, atol=1e-4)
+
+
 def test_codes_are_the_reference():
     query, key, value = qkv("spread", 1500, 2, key_heads=2)
     cache = filled(query, key, value)
@@ -367,7 +378,7 @@ def test_one_key_far_from_the_others_does_not_hide_them(far):
 
 
 @pytest.mark.parametrize("n_bits", [128, 256])
-@pytest.mark.parametrize("spread", [2, 4, 6, 8, 12, 20])
+@pytest.mark.parametrize("spread", [2, 4, 6, 8, 12, 20, 100, 1e4])
 def test_stated_errors_of_scores_of_any_spread(spread, n_bits):
     """Where few keys matter, a sample shows too little of those that it missed."""
     beyond, errors = [], []
@@ -381,7 +392,8 @@ def test_stated_errors_of_scores_of_any_spread(spread, n_bits):
         errors.append((out - wanted).norm(dim=-1) / norm)
         beyond.append(errors[-1] > report.error)
     assert torch.cat(beyond).double().mean() <= 0.05  # delta
-    assert torch.cat(errors).square().mean().sqrt() < (0.25 if n_bits == 128 else 0.1)
+    most = 0.25 if n_bits == 128 else 0.1 if spread <= 20 else 0.15
+    assert torch.cat(errors).square().mean().sqrt() < most
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])

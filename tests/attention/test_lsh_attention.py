@@ -268,6 +268,20 @@ def test_queries_without_pairs_are_zero():
     assert not nothing.out.any() and not any(x.any() for x in nothing.grads)
 
 
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e7, 1e10])
+def test_scores_of_any_size(size):
+    """Beyond 2^24 a rounded score differs from the next by more than one, whatever comes of it: the
+    weights of a query still have the sum 1, and a largest score apart from the others all of it."""
+    case = inputs(d=12)
+    case.query *= size
+    got = run(case, window=100, center=False)
+    tensors = [x.detach().double().requires_grad_() for x in (case.query, case.key, case.value)]
+    out = F.scaled_dot_product_attention(*tensors, enable_gqa=True)
+    out.backward(case.grad_out.double())
+    torch.testing.assert_close(got.out.double(), out, rtol=0, atol=1e-4)
+    torch.testing.assert_close(got.grads[2].double(), tensors[2].grad, rtol=0, atol=1e-4)
+
+
 def test_large_scores_and_rows_of_zeros():
     case = inputs()
     case.query *= 300

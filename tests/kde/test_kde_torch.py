@@ -118,6 +118,19 @@ def test_gradients_far_from_the_centre(kernel):
     assert torch.allclose(*gradients, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+@pytest.mark.parametrize("far", [1e12, 1e17, 1e30])
+def test_gradients_of_log_densities_that_hold_no_sum(kernel, far):
+    """Those of the kernel of the nearest rows, not as many times that as there are rows."""
+    density = LSHKernelDensity(kernel, algorithm="brute").fit(ROWS)
+    x = torch.tensor([[far, -far / 3, 1.0]], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(density.score_samples(x).sum(), x)
+    wanted = -x / {"gaussian": 1, "exponential": x.norm(), "laplacian": x.abs()}[kernel]
+    if kernel == "laplacian":
+        gradient, wanted = gradient[:, :2], wanted[:, :2]
+    torch.testing.assert_close(gradient, wanted.detach(), rtol=1e-6, atol=1e-6 * far)
+
+
 def test_sampled_methods_refuse_gradients():
     density = LSHKernelDensity(algorithm="random", random_state=0).fit(np.tile(ROWS, (24, 1)))
     x = torch.tensor(QUERIES, requires_grad=True)

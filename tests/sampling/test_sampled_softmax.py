@@ -338,6 +338,18 @@ def test_second_derivatives_are_refused(sparse, of):
         (grad.to_dense() if grad.is_sparse else grad).square().sum().backward()
 
 
+def test_transforms_of_torch_func():
+    hidden, target = batch()
+    loss = make(n_samples=300)
+    (wanted,) = torch.autograd.grad(loss.eval()(hidden, target), hidden)
+    grad = torch.func.grad(lambda x: loss(x, target))
+    torch.testing.assert_close(grad(hidden.detach()), wanted)
+    loss.train()
+    for transform in (grad, lambda x: torch.func.vjp(lambda x: loss(x, target), x)):
+        with pytest.raises(NotImplementedError, match="in train mode"):
+            transform(hidden.detach())
+
+
 def test_training_with_sparse_gradients_learns():
     torch.manual_seed(0)
     centres = torch.randn(2000, 16)

@@ -34,15 +34,16 @@ struct LshAttentionInputs {
 };
 
 // log_sum_i = log sum_j w_ij, -infinity where query i uses no pair (its output is zero), and how
-// many pairs it uses: (batch, heads, n_queries). A query with a NaN or infinity has an output of
-// NaN, such a key takes no part. Packed sequences are not taken.
+// many pairs it uses: (batch, heads, n_queries). It is a double so that weights w_ij / sum_j w_ij
+// of large scores are not off by a factor. A query with a NaN or infinity has an output of NaN,
+// such a key takes no part. Packed sequences are not taken.
 void lsh_attention_forward(const AttentionShape& shape, const LshAttentionOptions& options,
-                           const LshAttentionInputs& in, Tensor<float> out, float* log_sum,
+                           const LshAttentionInputs& in, Tensor<float> out, double* log_sum,
                            std::int32_t* pairs, int threads);
 
 struct LshAttentionGradients {
   Tensor<const float> out, grad_out;
-  const float* log_sum;
+  const double* log_sum;
   Tensor<float> query, key, value;  // null data: not computed; else every element is written
 };
 // With the P_ij constant. One task for each head of keys.

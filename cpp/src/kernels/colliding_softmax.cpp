@@ -59,9 +59,11 @@ LSHKIT_NOINLINE void flush(const SoftmaxForward& p, const ForwardScratch& s, Pai
   for (int r = 0; r < list.queries; ++r) {
     const int first = list.first[r], end = list.first[r + 1];
     const index_t i = list.query[r];
+    // Scores are rounded before the largest is subtracted: a fused one could differ by any factor.
+    const auto score_at = [&](int t) { return rounded(scale * load(list.dot + t)); };
     F most = broadcast(-kInfinity);
     for (int t = first; t < end; t += W) {
-      const F score = scale * load(list.dot + t);
+      const F score = score_at(t);
       most = score > most ? score : most;
     }
     float largest = s.largest[i];
@@ -71,11 +73,9 @@ LSHKIT_NOINLINE void flush(const SoftmaxForward& p, const ForwardScratch& s, Pai
       factor = s.total[i] > 0 ? exp_minus(broadcast(largest - s.largest[i]))[0] : 0;
       s.largest[i] = largest;
     }
-    const F zero = {};
     F total = {};
     for (int t = first; t < end; t += W) {
-      const F below = largest - scale * load(list.dot + t);  // < 0 where the product is fused
-      const F w = exp_minus(select(below < zero, zero, below)) * load(list.weight + t);
+      const F w = exp_minus(largest - score_at(t)) * load(list.weight + t);
       total += w;
       store(list.weight + t, w);
     }
@@ -130,7 +130,7 @@ void forward_rows(const SoftmaxForward& p) {
     // A sum that is NaN (scores beyond float) has to show.
     const float factor = !q.valid[i] || total != total ? nan : inverse;
     for (index_t c = 0; c < p.out.columns; ++c) out[c] = s.sums[i * dv + c] * factor;
-    p.log_sum[i] = !q.valid[i] ? nan : s.largest[i] + __builtin_logf(total);
+    p.log_sum[i] = !q.valid[i] ? nan : double(s.largest[i]) + __builtin_logf(total);
   }
 }
 
@@ -165,9 +165,11 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
     const Row<N> grad(q.grad_out.row(i), q.grad_out.columns, int(dv / W), s.grad);
     if (to_query || to_key) dots(grad, s.block.value, dv, keys, count, slope);
     for (int t = count; t < round_up(count, W); ++t) slope[t] = 0;
-    const F zero = {}, log_sum = broadcast(q.log_sum[i]), along = broadcast(q.along[i]);
+    // In two parts, for scores of which a unit in the last place is a factor.
+    const float log_sum = float(q.log_sum[i]), rest = float(q.log_sum[i] - log_sum);
+    const F zero = {}, along = broadcast(q.along[i]);
     for (int t = 0; t < count; t += W) {
-      const F below = log_sum - scale * load(list.dot + first + t);
+      const F below = (log_sum - rounded(scale * load(list.dot + first + t))) + rest;
       const F w = exp_minus(select(below < zero, zero, below)) * load(share + t);
       store(share + t, w);
       store(slope + t, scale * w * (load(slope + t) - along));

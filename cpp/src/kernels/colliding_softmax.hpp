@@ -34,13 +34,14 @@ struct SoftmaxForward {
   SoftmaxQueries queries;
   BucketRows key_buckets;
   Matrix<float> out;
-  float* log_sum;
+  double* log_sum;
   std::int32_t* pairs;
   void* scratch;  // 64-byte aligned
 };
 struct SoftmaxQueryGradient : SoftmaxQueries {
   Matrix<const float> grad_out;
-  const float *log_sum, *along;  // along_i = grad_out_i . out_i
+  const double* log_sum;
+  const float* along;  // along_i = grad_out_i . out_i
   Matrix<float> grad_query;
   BucketRows buckets;
 };
