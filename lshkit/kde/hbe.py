@@ -58,7 +58,11 @@ class HashedDraws(ExactFarQueries):
             one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
             n_projections = int(np.clip(round(one), 1, 16))
         hasher = family(training, distance, TRIAL_DRAWS, n_projections)
-        logs, factors, _ = cls(tables(pilot.permuted, hasher)).draws(pilot.queries)
+        trial = cls(tables(pilot.permuted, hasher))
+        logs, factors, drawn = trial.draws(pilot.queries)
+        factors = trial.without_equal(
+            factors, drawn, trial.equal.nearest(pilot.queries, 1, pilot.threads)
+        )
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
         spread = spread_of_trials(terms, 1.0) * pilot.counted(pilot.sums.log())
@@ -105,6 +109,13 @@ class HashedDraws(ExactFarQueries):
         logs[found] = self.geometry.log_kernel(distances)
         return logs, factors, np.where(found, indices + buckets.start, -1)
 
+    def without_equal(
+        self, factors: np.ndarray, drawn_rows: np.ndarray, groups: np.ndarray
+    ) -> np.ndarray:
+        """The factors with 0 for rows that equal their query, which are summed exactly."""
+        equal = (groups >= 0) & (drawn_rows >= 0) & (self.equal.of_row[drawn_rows] == groups)
+        return np.where(equal, 0.0, factors)
+
     def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         buckets, n = self.buckets, len(self.permuted) if stop is None else stop
         logs, factors, drawn_rows = self.draws(queries)
@@ -114,8 +125,7 @@ class HashedDraws(ExactFarQueries):
         if (known := groups[:, 0] >= 0).any():  # rows that equal a query are summed exactly
             within = buckets.start, min(buckets.stop, n)
             own[known] = self.equal.few_sums(queries[known], groups[known], threads, *within)[0]
-            equal = known[:, None] & (self.equal.of_row[drawn_rows] == groups)
-            factors = np.where(equal & (drawn_rows >= 0), 0.0, factors)
+            factors = self.without_equal(factors, drawn_rows, groups)
         indptr = np.arange(n_queries + 1) * n_draws
         drawn = sums_of_pairs(indptr, np.where(finite, logs, -745.0).ravel(), factors.ravel())
         mean, spread = drawn.total / n_draws, drawn.squares / n_draws
@@ -142,7 +152,11 @@ def tables(permuted: PermutedRows, hasher: HashFamily) -> Buckets:
 
 
 def typical_distance(pilot: Pilot) -> float:
-    """Mean distance of rows weighted by their kernel: where the sums come from."""
+    """Mean distance of rows weighted by their kernel: where the sums come from.
+
+    Without rows that all but equal a query, which share its bucket at any distance: with one that
+    suits these alone, no draw would meet another row.
+    """
     queries = pilot.queries[:16]
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 20_000], np.float64)
     geometry = pilot.training.geometry
@@ -152,10 +166,11 @@ def typical_distance(pilot: Pilot) -> float:
         distances = cdist(
             queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean"
         )
-    logs = geometry.log_kernel(distances)
-    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-    typical = np.median((weights * distances).sum(axis=1) / weights.sum(axis=1))
-    return float(min(typical, MOST_DISTANCE))
+    apart = distances > 1e-3 * np.median(distances, axis=1, keepdims=True)
+    logs = np.where(apart, geometry.log_kernel(distances), -np.inf)
+    weights = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
+    means = (weights * distances).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-300)
+    return float(min(np.median(means), MOST_DISTANCE))
 
 
 def family(training: Training, distance: float, n_hashes: int, n_projections: int) -> HashFamily:

@@ -313,10 +313,11 @@ def code_step(
         )
     n_read = read(np.r_[0:first, last:n])
     middle = np.arange(first, last)
-    estimates, *of_scores = score_estimates(
+    estimates, sharp, unit, part = score_estimates(
         query, planes, bits[middle], norms[middle], norm, o.scale
     )
-    estimated = Estimated(estimates, norms[middle], *of_scores, o.scale * float(query @ centre))
+    offset = o.scale * float(query @ centre)
+    estimated = Estimated(estimates, norms[middle], sharp, unit, part, offset)
     table = noise_table()
     survive = survival(table)
 

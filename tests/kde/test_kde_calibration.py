@@ -48,7 +48,7 @@ def heavy_tailed(n, rng):
 CASES = {  # rows, kernel and bandwidth (or n_bits), algorithm
     "repeated, random": (repeated, "gaussian", 2.2, "random"),
     "repeated, near_far": (repeated, "gaussian", 1.5, "near_far"),
-    "repeated, hbe": (repeated, "gaussian", 1.0, "hbe"),
+    "repeated, hbe": (repeated, "gaussian", 2.2, "hbe"),
     "300 clusters, near_far": (clusters(300, 0.1), "gaussian", 1.2, "near_far"),
     "300 clusters, auto": (clusters(300, 0.05), "gaussian", 1.8, "auto"),
     "100 clusters, angular": (clusters(100, 0.1), "angular", 24, "auto"),

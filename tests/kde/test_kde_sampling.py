@@ -300,6 +300,24 @@ def test_near_far_where_no_row_is_near(kernel):
     assert (log_density < -1e5).all() and not np.isnan(std).any()
 
 
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_hbe_finds_rows_beside_a_group_of_equal_ones():
+    """At the distance that is usual there, 0, no draw would meet another row. 4 standard errors."""
+    generator = np.random.default_rng(5)
+    X = generator.normal(size=(1200, 3))
+    X[:600] = X[0]
+    queries = np.r_[X[:1], X[:1] + 0.1, generator.normal(size=(2, 3))]
+    exact = LSHKernelDensity("laplacian", 0.7, algorithm="brute").fit(X).kernel_mean(queries)
+    means = np.array([
+        LSHKernelDensity("laplacian", 0.7, algorithm="hbe", rtol=0.3, random_state=seed)
+        .fit(X)
+        .kernel_mean(queries)
+        for seed in range(200)
+    ])  # fmt: skip
+    z = (means.mean(0) - exact) / (means.std(0) / 200**0.5)
+    assert np.abs(z).max() < 4, z
+
+
 @pytest.mark.filterwarnings("error:::lshkit", "ignore:algorithm=")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("algorithm", ["near_far", "hbe"])
