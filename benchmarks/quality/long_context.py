@@ -255,7 +255,7 @@ def draw(errors: dict, length: int, out: pathlib.Path) -> None:
         "random keys": ("random keys, weighted", "x-"),
         "window": ("window and sinks", "+-"),
     }
-    figure, axis = plt.subplots(figsize=(6.4, 4.2))
+    figure, axis = plt.subplots(figsize=(8.4, 4.2), layout="constrained")
     for start, (label, style) in kinds.items():
         points = sorted(
             (r["keys"], r["error"]) for name, r in errors.items() if name.startswith(start)
@@ -266,8 +266,7 @@ def draw(errors: dict, length: int, out: pathlib.Path) -> None:
     axis.set_ylabel("error of attention, mean over layers, heads, steps")
     axis.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(out, dpi=120)
 
 

@@ -28,7 +28,7 @@ struct QueryTable {
   double sharp = kSharpness * kUnit;  // units of estimates in a nat of the score
   double variance = 0;                // of a score's error, at a norm of 1 in the byte
 
-  // Of that variance, in estimates: a half, or what counts of it.
+  // Of that variance, in estimates: a half, or as much as fits.
   double part() const { return variance > 0 ? half_variance / (sharp * 65536 * variance) : 0; }
 
   QueryTable(std::uint8_t* memory, const float* z, index_t n_bits, index_t n_features, float scale,
@@ -69,9 +69,7 @@ struct QueryTable {
     for (; fixed > 32767; ++shift) fixed /= 2;  // of peaked scores
     factor = int(fixed + 0.5);
     variance = each * each * (squares * n_features / n_bits) * (kPi / 2 - 1) / n_bits;
-    const double deviation = 64 * std::sqrt(variance);
-    const double half = std::min(0.5 * deviation, kFarthest) * deviation / 4096;
-    half_variance = int(std::min(sharp * half * 65536 + 0.5, 16000.0));
+    half_variance = int(std::min(sharp * 0.5 * variance * 65536 + 0.5, 16000.0));
   }
 };
 

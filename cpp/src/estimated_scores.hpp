@@ -140,17 +140,19 @@ class Estimated {
   void expect_squares(double offset, double mean, double square, double error) {
     const double shrink = std::max(0.0, 1 - error / std::max(square, 1e-300));
     for (Bin& b : bins_) {
-      const double s2 = shrink * b.variance, expected = mean + shrink * (b.score - mean);
-      // Without errors beyond kFarthest deviations: of few keys none has.
-      b.log =
-          std::max(b.log, 2 * (offset + expected + s2) + log_above(2 * std::sqrt(s2) - kFarthest));
+      const double expected = mean + shrink * (b.score - mean);
+      b.log = std::max(
+          b.log, 2 * (offset + expected) + log_square_of_error(std::sqrt(shrink * b.variance)));
     }
   }
-  // The logarithm of the probability that a standard normal is more than x.
-  static double log_above(double x) {
-    if (x < 10) return std::log(0.5 * std::erfc(x * std::sqrt(0.5)));
-    const double square = 1 / (x * x);
-    return -0.5 * x * x - std::log(x) - 0.91893853320467274 + std::log1p((3 * square - 1) * square);
+  // log E exp(2 e) of a normal error e that is at most kFarthest deviations, as of few keys none is
+  // more: 2 s^2 + log P(a standard normal is more than x = 2 s - kFarthest).
+  static double log_square_of_error(double deviation) {
+    const double x = 2 * deviation - kFarthest;
+    if (x < 10) return 2 * deviation * deviation + std::log(0.5 * std::erfc(x * std::sqrt(0.5)));
+    const double square = 1 / (x * x);  // 2 s^2 and -x^2 / 2, the leading term, cancel in part
+    return kFarthest * (2 * deviation - kFarthest / 2) - std::log(x) - 0.91893853320467274 +
+           std::log1p((3 * square - 1) * square);
   }
   // That of the key behind so many others.
   double score_at(double rank) const {

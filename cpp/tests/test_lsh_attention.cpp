@@ -212,6 +212,20 @@ TEST(no_pairs) {
   for (const double x : r.log_sum) CHECK(x == -INFINITY);
 }
 
+// A query whose pairs all have the weight 0: opposite keys of the same code, which cannot be.
+TEST(pairs_of_no_weight) {
+  Problem<std::uint8_t> p(9, 11, 8, 8, 8, 1, false);
+  p.options.window = p.options.n_sinks = 0;
+  for (float& x : p.query) x = 1;
+  for (float& x : p.key) x = -1;
+  for (auto& code : p.query_codes) code = 1;
+  for (auto& code : p.key_codes) code = 1;
+  const Results r = run(p, 1);
+  for (const float x : r.query) CHECK(x == 0);
+  for (const float x : r.key) CHECK(x == 0);
+  for (const float x : r.value) CHECK(x == 0);
+}
+
 // Scores far beyond what exp() holds.
 TEST(large_scores) {
   Problem<std::uint8_t> p(20, 300, 16, 16, 2, 4, false);

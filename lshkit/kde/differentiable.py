@@ -73,7 +73,8 @@ def _scaled(X: Tensor, geometry: Geometry) -> Tensor:
 def _log_sum(
     queries: Tensor, keys: Tensor, log_weights: Tensor, geometry: Geometry, direct: bool
 ) -> Tensor:
-    return _log_sum_exp(_log_kernel(queries, keys, geometry, direct) + log_weights, 1)
+    logs = _log_kernel(queries, keys, geometry, direct).clamp_min(-1e300)  # squares overflow
+    return _log_sum_exp(logs + log_weights, 1)
 
 
 def _log_sum_exp(logs: Tensor, dim: int) -> Tensor:

@@ -53,12 +53,14 @@ class HashedDraws(ExactFarQueries):
     @classmethod
     def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
         training = pilot.training
-        distance, n_projections = max(typical_distance(pilot), 1e-9), 4
+        equal = EqualRows(pilot.permuted)
+        distance, n_projections = max(typical_distance(pilot, equal), 1e-9), 4
         if training.geometry.kernel == "angular":
             one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
             n_projections = int(np.clip(round(one), 1, 16))
         hasher = family(training, distance, TRIAL_DRAWS, n_projections)
         trial = cls(tables(pilot.permuted, hasher))
+        trial.equal = equal
         logs, factors, drawn = trial.draws(pilot.queries)
         factors = trial.without_equal(
             factors, drawn, trial.equal.nearest(pilot.queries, 1, pilot.threads)
@@ -151,11 +153,11 @@ def tables(permuted: PermutedRows, hasher: HashFamily) -> Buckets:
     return Buckets(permuted, hasher, head, len(permuted) - min(N_PILOT, len(permuted) // 8))
 
 
-def typical_distance(pilot: Pilot) -> float:
+def typical_distance(pilot: Pilot, equal: EqualRows) -> float:
     """Mean distance of rows weighted by their kernel: where the sums come from.
 
-    Without rows that all but equal a query, which share its bucket at any distance: with one that
-    suits these alone, no draw would meet another row.
+    Without rows that equal a query, which are summed exactly: at a distance of 0, which these would
+    give, no draw would meet another row.
     """
     queries = pilot.queries[:16]
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 20_000], np.float64)
@@ -166,7 +168,8 @@ def typical_distance(pilot: Pilot) -> float:
         distances = cdist(
             queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean"
         )
-    apart = distances > 1e-3 * np.median(distances, axis=1, keepdims=True)
+    of_rows = equal.of_row[pilot.n_pilot : pilot.n_pilot + len(rows)]
+    apart = of_rows != equal.nearest(queries, 1, pilot.threads)
     logs = np.where(apart, geometry.log_kernel(distances), -np.inf)
     weights = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
     means = (weights * distances).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-300)

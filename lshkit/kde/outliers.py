@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FENCE = 1.5  # interquartile ranges below the lower quartile (Tukey 1977): contamination="auto"
 N_KEPT = 4096  # rows of a stream from which a sketch's threshold comes
-LEAST = -1e300  # in the place of the logarithm of 0: scores are finite, and so are their sums
+LEAST = -1e150  # in the place of the logarithm of 0: scores are finite, and so are their squares
 
 
 class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):

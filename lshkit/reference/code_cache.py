@@ -91,10 +91,10 @@ def score_estimates(
 
     sharp, the units in a nat, is SHARPNESS * UNIT, or less where scores are so wide that estimates
     would end. The variance, which grows with the key's norm, stands for scores above their
-    estimate: without it rare keys of large norm would be missed; of wide errors FARTHEST deviations
-    count instead. Returned are also sharp, that variance of a key of norm 1 / 64, and the part of
-    it that is in the estimates. E[sign(w . k) w . q] over unit vectors w is sqrt(2 / (pi d))
-    q . k / |k|. The sum over bits goes through a table of 6-bit integers for each 4 of them.
+    estimate: without it rare keys of large norm would be missed. Returned are also sharp, that
+    variance of a key of norm 1 / 64, and the part of it that is in the estimates: a half, or as
+    much as fits. E[sign(w . k) w . q] over unit vectors w is sqrt(2 / (pi d)) q . k / |k|. The sum
+    over bits goes through a table of 6-bit integers for each 4 of them.
     """
     d, n_bits = planes.shape
     z = np.asarray(query, np.float64) @ planes
@@ -121,22 +121,22 @@ def score_estimates(
     estimates = np.clip(means, -most, most) << shift
     # The variance, of a key of norm 1 / 64. Half of it, as E exp(score) has with normal errors.
     variance = each**2 * squares * (math.pi / 2 - 1) / n_bits
-    deviation = 64 * math.sqrt(variance)
-    counted = min(0.5 * deviation, FARTHEST) * deviation / 4096
-    half = min(int(sharp * counted * 65536 + 0.5), 16000)
+    half = int(min(sharp * 0.5 * variance * 65536 + 0.5, 16000))
     # A norm that its byte does not hold is unknown: such a key is always read.
     estimates = np.where(norms == 255, SURE, estimates + ((norms * norms * half) >> 16))
     part = half / (sharp * 65536 * variance) if variance > 0 else 0.0
     return estimates, sharp, variance, part
 
 
-def log_above(x: float) -> float:
-    """The logarithm of the probability that a standard normal is more than x."""
+def log_square_of_error(deviation: float) -> float:
+    """log E exp(2 e) of a normal error e that is at most FARTHEST deviations, of few keys none is:
+    2 s^2 + log P(a standard normal is more than x = 2 s - FARTHEST)."""
+    x = 2 * deviation - FARTHEST
     if x < 10:
-        return math.log(0.5 * math.erfc(x * math.sqrt(0.5)))
-    square = 1 / (x * x)
-    asymptotic = math.log1p((3 * square - 1) * square)
-    return asymptotic - 0.5 * x * x - math.log(x) - 0.5 * math.log(2 * math.pi)
+        return 2 * deviation**2 + math.log(0.5 * math.erfc(x * math.sqrt(0.5)))
+    square = 1 / (x * x)  # 2 s^2 and the leading term, -x^2 / 2, cancel but for the first two here
+    asymptotic = math.log1p((3 * square - 1) * square) - math.log(x) - 0.5 * math.log(2 * math.pi)
+    return FARTHEST * (2 * deviation - FARTHEST / 2) + asymptotic
 
 
 class Estimated:
@@ -189,11 +189,9 @@ class Estimated:
         self.logs = np.full(len(counts), -np.inf)  # of E w^2
         for mean, square in normal:
             shrink = max(0.0, 1 - error / max(square, 1e-300))
-            deviations = np.sqrt(shrink * variance)
-            # Without errors beyond FARTHEST deviations: of few keys none has.
-            inside = np.array([log_above(x) for x in 2 * deviations - FARTHEST])
-            expected = mean + shrink * (scores - mean) + deviations**2
-            self.logs = np.maximum(self.logs, 2 * (offset + expected) + inside)
+            errors = np.array([log_square_of_error(x) for x in np.sqrt(shrink * variance)])
+            expected = mean + shrink * (scores - mean)
+            self.logs = np.maximum(self.logs, 2 * (offset + expected) + errors)
 
     def _probability(self, threshold: int, survive: np.ndarray, floor: int) -> np.ndarray:
         return survive[np.clip(np.minimum(threshold - self.bins, floor), 0, len(survive) - 1)]
@@ -338,7 +336,8 @@ def code_step(
     expected = estimated.variance(threshold, survive, floor, sums.largest)
     predicted = sums.error(o.z, expected)  # of a second sample as large as the pilot
     most = max(o.max_share * n - n_read, wanted) / wanted
-    times = min(max((predicted / o.epsilon) ** 2, 1.0), most)
+    ratio = predicted / o.epsilon  # NaN where a value is
+    times = min(ratio**2, most) if ratio > 1 else 1.0
     # The pilot's keys, known now, count with probability 1.
     sums = Sums(value.shape[1])
     read(np.r_[0:first, last:n])

@@ -101,7 +101,7 @@ def test_masks_normalisation_and_sharpness(normalize):
     full = attend(*inputs, torch.float32, mask, **options)
     short = attend(*inputs, torch.bfloat16, mask, **options)
     assert all((x[..., ~mask[0], :] == 0).all() for x in short[2:4])
-    # The gradients start from the output as it was rounded: see docs/attention.md.
+    # The gradients start from the output as it was rounded: see docs/numerics.md.
     for got, wanted in zip(short, full, strict=True):
         assert relative_error(got, wanted) < bound(torch.bfloat16, 3)
 

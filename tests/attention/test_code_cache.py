@@ -42,13 +42,14 @@ def test_a_step_is_the_reference(dtype, d, d_v, n_bits):
 
 def test_a_step_of_scores_of_any_size_is_the_reference():
     query, key, value = qkv("peaked", 3333, 4, key_heads=2, seed=3)
-    for factor in (3.0, 30.0, 1e3, 1e10):
+    for factor in (3.0, 30.0, 1e3, 1e10, 1e20):
         cache = filled(query, key, value, max_share=0.1)
         out, report = cache.attend(factor * query, return_report=True)
         for head in range(4):
             step = reference_step(cache, factor * query[0, head, 0], head)
             assert report.keys[0, head, 0] == step.n_read
             np.testing.assert_allclose(out[0, head, 0], step.out, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(report.error[0, head, 0], step.error, rtol=1e-3)
 
 
 def test_codes_are_the_reference():

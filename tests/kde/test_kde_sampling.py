@@ -318,6 +318,32 @@ def test_hbe_finds_rows_beside_a_group_of_equal_ones():
     assert np.abs(z).max() < 4, z
 
 
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_hbe_of_angles_where_most_rows_are_equal():
+    """Whose angle is not 0 in float32."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 8))
+    X[:1400] = X[0]
+    queries = rng.normal(size=(100, 8))
+    options = {"kernel": "angular", "n_bits": 8, "normalize": False}
+    exact = LSHKernelDensity(algorithm="brute", **options).fit(X).kernel_mean(queries)
+    hashed = LSHKernelDensity(algorithm="hbe", rtol=0.3, random_state=0, **options).fit(X)
+    error = hashed.kernel_mean(queries) / exact - 1
+    assert np.sqrt(np.mean(error**2)) < 0.3
+
+
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_hbe_of_tight_clusters():
+    """Its width is that of the clusters, not of what is between them."""
+    rng = np.random.default_rng(0)
+    centres = 4 * rng.normal(size=(40, 8))
+    X = centres[rng.integers(40, size=4200)] + 3e-4 * rng.normal(size=(4200, 8))
+    exact = LSHKernelDensity(bandwidth=6e-4, algorithm="brute").fit(X[:4000]).kernel_mean(X[4000:])
+    hashed = LSHKernelDensity(bandwidth=6e-4, algorithm="hbe", random_state=0).fit(X[:4000])
+    error = hashed.kernel_mean(X[4000:]) / exact - 1
+    assert np.sqrt(np.mean(error**2)) < 0.15
+
+
 @pytest.mark.filterwarnings("error:::lshkit", "ignore:algorithm=")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("algorithm", ["near_far", "hbe"])

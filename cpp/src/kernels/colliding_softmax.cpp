@@ -166,7 +166,8 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
     if (to_query || to_key) dots(grad, s.block.value, dv, keys, count, slope);
     for (int t = count; t < round_up(count, W); ++t) slope[t] = 0;
     // In two parts, for scores of which a unit in the last place is a factor.
-    const float log_sum = float(q.log_sum[i]), rest = float(q.log_sum[i] - log_sum);
+    const float log_sum = float(q.log_sum[i]);
+    const float rest = log_sum > -kInfinity ? float(q.log_sum[i] - log_sum) : 0;
     const F zero = {}, along = broadcast(q.along[i]);
     for (int t = 0; t < count; t += W) {
       const F below = (log_sum - rounded(scale * load(list.dot + first + t))) + rest;
