@@ -19,7 +19,9 @@ namespace {
 constexpr double kFloor = 0.1;        // share of the pilot that is uniform
 constexpr double kLeastPilot = 64;    // keys
 constexpr double kLeastError = 0.01;  // stated of a sample, in epsilon
-constexpr double kMostExpected = 2;   // error: about as far as two means of values can be apart
+// Epsilons: what is expected of a sample of the size that the pilot asks for is about one.
+constexpr double kEnough = 1.02;
+constexpr double kMostExpected = 2;  // error: about as far as two means of values can be apart
 
 // A query's table of entries for every 4 bits.
 struct QueryTable {
@@ -160,11 +162,18 @@ struct Step {
     }
     return kept;
   }
-  // expected: what sums.variance may be by the estimates, which counts where it is more: where few
-  // keys matter and none of those that were missed does, the sample alone shows too little.
-  double error(double expected) const {
+  // The error by the sample, and that of an expected variance of 1.
+  struct Error {
+    double sample, expected;
+    // variance: what sums.variance may be by the estimates, which counts where it is more: where
+    // few keys matter and none of those that were missed does, the sample alone shows too little.
+    double stated(double variance) const {
+      return std::max(sample, std::min(expected * std::sqrt(variance), kMostExpected));
+    }
+  };
+  Error error() const {
     double along = 0, square = 0;
-    if (!(sums.denominator > 0)) return INFINITY;  // nothing that was read says anything
+    if (!(sums.denominator > 0)) return {INFINITY, 0};  // nothing that was read says anything
     const double inverse = 1.0 / sums.denominator;
     for (index_t c = 0; c < n_values; ++c) {
       const double out = sums.numerator[c] * inverse;
@@ -175,8 +184,32 @@ struct Step {
     const double each =
         sums.variance > 0 ? variance / sums.variance : sums.squares / sums.denominator;
     const double unit = o.quantile / std::sqrt(std::max(sums.denominator * sums.squares, 1e-300));
-    return std::max(unit * std::sqrt(variance),
-                    std::min(unit * std::sqrt(expected * each), kMostExpected));
+    return {unit * std::sqrt(variance), unit * std::sqrt(each)};
+  }
+  // How much lower the second sample's threshold is, for an error of epsilon, if that many keys may
+  // be read.
+  int shift(const Error& pilot, const Estimated& estimated, double wanted, int threshold,
+            int floor) const {
+    const double allowed = std::max(double(o.max_share) * n - n_read, wanted);
+    const auto variance = [&](int lower) {
+      return estimated.variance(threshold - lower, std::max(floor - lower, 0), sums.largest);
+    };
+    const double ratio = std::min(pilot.stated(variance(0)) / o.epsilon, 1e30);  // NaN: a value is
+    const double times = ratio > 1 ? ratio * ratio : 1;
+    int shift = int(kUnit * std::log(times) + 0.5);
+    const auto enough = [&](int lower) {
+      return !(pilot.expected * std::sqrt(variance(lower)) > kEnough * o.epsilon);
+    };
+    // A probability times `times` at most reads no more than that.
+    if (times * wanted <= allowed && enough(shift)) return shift;
+    int most = estimated.most_shift(allowed, threshold, floor);
+    if (shift >= most) return most;
+    if (enough(shift)) return shift;
+    while (most - shift > 1) {
+      const int middle = shift + (most - shift) / 2;
+      (enough(middle) ? most : shift) = middle;
+    }
+    return most;
   }
 
   // Returns the stated error.
@@ -213,25 +246,20 @@ struct Step {
     std::copy_n(s.numerator, whole_registers(n_values), s.exact);
     probabilities(s.pilot, pilots, threshold, floor);
     add(s.pilot, pilots, s.probability);
-    const double predicted =  // of a second sample as large
-        error(estimated.variance(threshold, floor, sums.largest));
-    const double most = std::max(double(o.max_share) * n - n_read, wanted) / wanted;
-    const double ratio = predicted / o.epsilon;  // NaN where a value is
-    const double times = ratio > 1 ? std::min(ratio * ratio, most) : 1;
+    const int lower = shift(error(), estimated, wanted, threshold, floor);
     // The pilot's keys, known now, count with probability 1.
     clear();
     sums = exact;
     std::copy_n(s.exact, whole_registers(n_values), s.numerator);
     add(s.pilot, pilots, nullptr);
-    const int shift = int(kUnit * std::log(times) + 0.5);
-    const int low = std::max(floor - shift, 0);
-    index_t count = select(1, first, last, threshold - shift, low, s.rows);
+    const int low = std::max(floor - lower, 0);
+    index_t count = select(1, first, last, threshold - lower, low, s.rows);
     count = without_pilot(s.rows, count, pilots);
-    probabilities(s.rows, count, threshold - shift, low);
+    probabilities(s.rows, count, threshold - lower, low);
     add(s.rows, count, s.probability);
     n_read += count;
-    const double expected = estimated.variance(threshold - shift, low, sums.largest);
-    return std::max(error(expected), kLeastError * o.epsilon);
+    const double expected = estimated.variance(threshold - lower, low, sums.largest);
+    return std::max(error().stated(expected), kLeastError * o.epsilon);
   }
 };
 

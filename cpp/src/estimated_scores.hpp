@@ -93,13 +93,20 @@ class Estimated {
     int least = least_ - kBin, most = at(count() - 1) + kBin + int(noise().survival.size());
     while (most - least > 1) {
       const int middle = least + (most - least) / 2;
-      double sum = 0;
-      for (int b = 0; b < count(); ++b)
-        if (bins_[b].count > 0)
-          sum += bins_[b].count * double(noise().probability(middle - at(b), floor));
-      (sum * each_ > wanted ? least : most) = middle;
+      (keys(middle, floor) > wanted ? least : most) = middle;
     }
     return most;
+  }
+  // How much lower a threshold and a floor may be so that at most so many keys are read.
+  int most_shift(double allowed, int threshold, int floor) const {
+    int least = 0, most = std::max(threshold - least_ + kBin, 1);  // then all are
+    if (keys(threshold - most, std::max(floor - most, 0)) <= allowed) return most;
+    while (most - least > 1) {
+      const int middle = least + (most - least) / 2;
+      const bool within = keys(threshold - middle, std::max(floor - middle, 0)) <= allowed;
+      (within ? least : most) = middle;
+    }
+    return least;
   }
 
   // The expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest).
@@ -118,6 +125,14 @@ class Estimated {
     double count, score, variance;  // of what was counted, on average
     double log = -INFINITY;         // of E w^2
   };
+  // So many are read.
+  double keys(int threshold, int floor) const {
+    double sum = 0;
+    for (int b = 0; b < count(); ++b)
+      if (bins_[b].count > 0)
+        sum += bins_[b].count * double(noise().probability(threshold - at(b), floor));
+    return sum * each_;
+  }
   int count() const { return int(bins_.size()); }
   int at(int b) const { return least_ + b * kBin; }
 

@@ -26,6 +26,7 @@ MOST_ESTIMATE = 16000  # and the least: without half of the variance
 SURE = 32000  # an estimate above every threshold
 LEAST_ERROR = 0.01  # stated of a sample, in epsilon
 TAILS = (0.01, 0.1), (0.003, 0.03)  # quantiles: the shares of keys that are above
+ENOUGH = 1.02  # epsilons: what is expected of a sample as large as the pilot asks for is about 1
 MOST_EXPECTED = 2.0  # error: about as far as two means of values can be apart
 FARTHEST = 3.5  # deviations of an estimate's error, that are expected
 
@@ -207,6 +208,21 @@ class Estimated:
                 most = middle
         return most
 
+    def most_shift(self, allowed: float, threshold: int, survive: np.ndarray, floor: int) -> int:
+        """How much lower a threshold and a floor may be so that at most so many keys are read."""
+        least, most = 0, max(threshold - int(self.bins[0]) + BIN, 1)  # then all are
+
+        def within(shift: int) -> bool:
+            p = self._probability(threshold - shift, survive, max(floor - shift, 0))
+            return float(self.counts @ p) <= allowed
+
+        if within(most):
+            return most
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if within(middle) else (least, middle)
+        return least
+
     def variance(self, threshold: int, survive: np.ndarray, floor: int, largest: float) -> float:
         """Expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest)."""
         p = self._probability(threshold, survive, floor)
@@ -252,21 +268,20 @@ class Sums:
         self.a1 += variance @ value
         self.a2 += variance @ square
 
-    def error(self, z: float, expected: float) -> float:
-        """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j).
+    def errors(self, z: float) -> tuple[float, float]:
+        """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j), by the sample,
+        and of a variance a0 of 1.
 
-        expected: what a0 may be by the estimates, which counts where it is more: where few keys
-        matter and none of those that were missed does, the sample alone shows too little.
+        What a0 may be by the estimates counts where it is more: where few keys matter and none of
+        those that were missed does, the sample alone shows too little.
         """
         if not self.denominator > 0:
-            return math.inf  # nothing that was read says anything
+            return math.inf, 0.0  # nothing that was read says anything
         out = self.numerator / self.denominator
         variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out)), 0.0)
         each = variance / self.a0 if self.a0 > 0 else self.squares / self.denominator
         unit = z / math.sqrt(max(self.denominator * self.squares, 1e-300))
-        return max(
-            unit * math.sqrt(variance), min(unit * math.sqrt(expected * each), MOST_EXPECTED)
-        )
+        return unit * math.sqrt(variance), unit * math.sqrt(each)
 
 
 def code_step(
@@ -333,24 +348,49 @@ def code_step(
     threshold = estimated.threshold(wanted, survive, floor)
     pilot, probability = sample(0, threshold, floor)
     n_read += read(middle[pilot], probability[pilot])
-    expected = estimated.variance(threshold, survive, floor, sums.largest)
-    predicted = sums.error(o.z, expected)  # of a second sample as large as the pilot
-    most = max(o.max_share * n - n_read, wanted) / wanted
-    ratio = predicted / o.epsilon  # NaN where a value is
-    times = min(ratio**2, most) if ratio > 1 else 1.0
+    # How much lower the second sample's threshold is, for an error of epsilon, if so many keys may
+    # be read.
+    largest, (of_sample, of_expected) = sums.largest, sums.errors(o.z)
+    allowed = max(o.max_share * n - n_read, wanted)
+
+    def expected_error(shift: int) -> float:
+        variance = estimated.variance(threshold - shift, survive, max(floor - shift, 0), largest)
+        return of_expected * math.sqrt(variance)
+
+    def enough(shift: int) -> bool:
+        return not expected_error(shift) > ENOUGH * o.epsilon
+
+    predicted = max(of_sample, min(expected_error(0), MOST_EXPECTED))
+    ratio = min(predicted / o.epsilon, 1e30)
+    shift = int(UNIT * math.log(ratio**2) + 0.5) if ratio > 1 else 0
+
+    # A probability times `times` at most reads no more than that.
+    if not (max(ratio**2, 1) * wanted <= allowed and enough(shift)):
+        most = estimated.most_shift(allowed, threshold, survive, floor)
+        if shift >= most:
+            shift = most
+        elif not enough(shift):
+            while most - shift > 1:
+                halfway = (shift + most) // 2
+                shift, most = (shift, halfway) if enough(halfway) else (halfway, most)
+            shift = most
     # The pilot's keys, known now, count with probability 1.
     sums = Sums(value.shape[1])
     read(np.r_[0:first, last:n])
     read(middle[pilot])
-    shift = int(UNIT * math.log(times) + 0.5)
     threshold, floor = threshold - shift, max(floor - shift, 0)
     chosen, probability = sample(1, threshold, floor)
     chosen &= ~pilot
     n_read += read(middle[chosen], probability[chosen])
     expected = estimated.variance(threshold, survive, floor, sums.largest)
+    of_sample, of_expected = sums.errors(o.z)
     return Step(
         sums.numerator / sums.denominator,
         sums.largest + math.log(sums.denominator),
-        max(sums.error(o.z, expected), LEAST_ERROR * o.epsilon),
+        max(
+            of_sample,
+            min(of_expected * math.sqrt(expected), MOST_EXPECTED),
+            LEAST_ERROR * o.epsilon,
+        ),
         n_read,
     )
