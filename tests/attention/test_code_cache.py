@@ -40,10 +40,11 @@ def test_a_step_is_the_reference(dtype, d, d_v, n_bits):
         assert math.isclose(report.log_sum[0, head, 0], step.log_sum, rel_tol=0, abs_tol=1e-5)
 
 
-def test_a_step_of_scores_of_any_size_is_the_reference():
+@pytest.mark.parametrize("max_share", [0.1, 1.0])
+def test_a_step_of_scores_of_any_size_is_the_reference(max_share):
     query, key, value = qkv("peaked", 3333, 4, key_heads=2, seed=3)
     for factor in (3.0, 30.0, 1e3, 1e10, 1e20):
-        cache = filled(query, key, value, max_share=0.1)
+        cache = filled(query, key, value, max_share=max_share)
         out, report = cache.attend(factor * query, return_report=True)
         for head in range(4):
             step = reference_step(cache, factor * query[0, head, 0], head)
