@@ -115,7 +115,7 @@ def lsh_results(query_codes, key_codes, weighting):
     query, key, value, mask, grad_out = inputs
     n_bits = 8 if query_codes.dtype == np.uint8 else 9
     options = mask, query_codes, key_codes, n_bits, 0.2, weighting, True, 8, 3, 2
-    out, log_sum = np.empty_like(grad_out), np.empty(query.shape[:3], np.float32)
+    out, log_sum = np.empty_like(grad_out), np.empty(query.shape[:3], np.float64)
     pairs = np.empty(query.shape[:3], np.int32)
     _C.lsh_attention_forward(query, key, value, *options, out, log_sum, pairs, 1)
     gradients = [np.empty_like(x) for x in (query, key, value)]
