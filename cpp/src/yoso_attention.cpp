@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -175,6 +176,11 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.n_hashes = subset.n_hashes;
     };
     if (!b.query_grad.data && !b.key_grad.data) return;
+    if (shape.n_values == 0) {  // products of no columns, which kernels would not write
+      for (const Matrix<float>& to : {b.query_grad, b.key_grad})
+        for (index_t i = 0; to.data && i < to.rows; ++i) std::fill_n(to.row(i), to.columns, 0.0f);
+      return;
+    }
     if (options.gradient == Gradient::lower_bound) {
       LowerBoundGradient p;
       fill(p);

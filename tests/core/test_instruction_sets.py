@@ -120,7 +120,8 @@ def lsh_results(query_codes, key_codes, weighting):
     _C.lsh_attention_forward(query, key, value, *options, out, log_sum, pairs, 1)
     gradients = [np.empty_like(x) for x in (query, key, value)]
     _C.lsh_attention_backward(query, key, value, *options, grad_out, out, log_sum, *gradients, 1)
-    return out, np.where(np.isfinite(log_sum), log_sum, 0), pairs, *gradients
+    log_sum = np.where(np.isfinite(log_sum), log_sum, 0).astype(np.float32)  # of sums in float32
+    return out, log_sum, pairs, *gradients
 
 
 def soft_results(name, x, functions, family, n_bits, n_hashes):
