@@ -195,8 +195,8 @@ def report(results):
 
 
 def docs_table(results):
-    """The table of docs/kde.md: in bold what is within a tenth of the fastest."""
-    lines = ["## For docs/kde.md", ""]
+    """The table of docs/density_measured.md: in bold what is within a tenth of the fastest."""
+    lines = ["## For docs/density_measured.md", ""]
     for name in SECTIONS:
         for task in results.get(name, ()):
             row, methods = summary_row(task), task["methods"]
