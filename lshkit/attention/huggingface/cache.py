@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from lshkit import checks
 from lshkit.attention import CodeCache, StepReport, lsh_attention
-from lshkit.attention.huggingface.interface import check_handed_over, exact_step
+from lshkit.attention.huggingface.interface import check_handed_over, softmax_attention
 from lshkit.attention.huggingface.masks import Mask, mask_function, read_mask
 from lshkit.attention.huggingface.options import LSH
 from lshkit.attention.state_dicts import decoded_config
@@ -311,24 +311,12 @@ def attention(
     else:
         if position_bias is not None:
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
-        out = _exact(query, key[:, :, : mask.n_keys], value[:, :, : mask.n_keys], mask, scaling)
+        if mask.starts is not None:
+            raise NotImplementedError(f"{NAME} can't take packed sequences")
+        key, value = key[:, :, : mask.n_keys], value[:, :, : mask.n_keys]
+        out = softmax_attention(query, key, value, mask, scaling)
     out = F.dropout(out.transpose(1, 2), dropout, dropout > 0)
     return out, None
-
-
-def _exact(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float | None) -> Tensor:
-    """Softmax attention of any mask but packed sequences."""
-    if mask.starts is not None:
-        raise NotImplementedError(f"{NAME} can't take packed sequences")
-    n, n_keys = query.shape[2], key.shape[2]
-    if n == 1:
-        return exact_step(query, key, value, mask, scaling)
-    if mask.is_causal:
-        own = torch.arange(n_keys - n, n_keys, device=key.device)[:, None]
-        pairs = (own >= torch.arange(n_keys, device=key.device))[None, None]
-        known = mask.of_pairs(n)[3]
-        mask = mask._replace(rows=None, pairs=pairs if known is None else pairs & known)
-    return exact_step(query, key, value, mask, scaling)
 
 
 def register() -> None:

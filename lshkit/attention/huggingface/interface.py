@@ -12,7 +12,6 @@ from transformers.utils import logging
 
 from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
 from lshkit.attention.huggingface.band import softmax_band, yoso_band
-from lshkit.attention.huggingface.dense import dense_lsh_attention
 from lshkit.attention.huggingface.masks import Mask, align, mask_function, read_mask
 from lshkit.attention.huggingface.options import KINDS, of_model
 
@@ -28,7 +27,7 @@ REFUSED = {
     "cache": "a paged cache is read by pages",
 }
 NO_SCORES = (
-    "lshkit_yoso can't take position_bias: a bias is added to scores, and it forms none "
+    "can't take position_bias: a bias is added to the scores of all pairs, and it forms none "
     "(lshkit_lsh does; models with rotary positions or position embeddings need no bias)"
 )
 
@@ -50,13 +49,13 @@ def register(given: dict[str, Any]) -> None:
     for kind, options in complete.items():
         name = f"lshkit_{kind}"
         AttentionInterface.register(name, _attention(name, kind, options))
-        AttentionMaskInterface.register(name, mask_function(name, takes_pairs=kind != "yoso"))
+        AttentionMaskInterface.register(name, mask_function(name, takes_pairs=kind == "lsh"))
 
 
 def _attention(
     name: str, kind: str, registered: dict[str, Any]
 ) -> Callable[..., tuple[Tensor, None]]:
-    attend, takes_pairs, own = _ATTEND[kind], kind != "yoso", KINDS[kind]
+    attend, takes_pairs, own = _ATTEND[kind], kind == "lsh", KINDS[kind]
 
     def attention(
         module: torch.nn.Module,
@@ -72,7 +71,7 @@ def _attention(
     ) -> tuple[Tensor, None]:
         check_handed_over(name, kwargs)
         if position_bias is not None and not takes_pairs:
-            raise NotImplementedError(NO_SCORES)
+            raise NotImplementedError(f"{name} {NO_SCORES}")
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
         options = of_model(kind, registered, module)
@@ -84,7 +83,7 @@ def _attention(
             if mask.starts is not None:
                 raise NotImplementedError(f"{name} can't take position_bias of packed sequences")
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
-        if mask.is_step and own.depends_on_positions(options):
+        if mask.is_step and not mask.is_dense and own.depends_on_positions(options):
             key, value, mask = align(key, value, mask)
         if not mask.is_causal and _is_cross(module, query, key):
             own.without_positions(options)
@@ -140,31 +139,30 @@ def _lsh(
 ) -> Tensor:
     if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
         return softmax_band(query, key, value, mask.rows, scaling)
-    if query.shape[2] == 1 and not KINDS["lsh"].depends_on_positions(options):
-        return exact_step(query, key, value, mask, scaling)
+    one = query.shape[2] == 1 and not KINDS["lsh"].depends_on_positions(options)
+    if one or mask.is_dense:  # a mask of pairs is as large as all scores
+        return softmax_attention(query, key, value, mask, scaling)
     options = {**options, "scale": scaling}
     options.pop("exact_steps")
     return _collided(query, key, value, mask, options)
 
 
-def exact_step(
+def softmax_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float | None
 ) -> Tensor:
-    """Softmax attention of queries that see all keys but for the mask; of one, as a rule."""
-    keys, _, bias, pairs = mask.of_pairs(query.shape[2])
-    visible = None if keys is None else keys[:, None, None]
-    if pairs is not None:
-        visible = pairs if visible is None else visible & pairs
-    if visible is not None:  # what the others hold may be NaN
-        seen = visible.any((1, 2))[:, None, :, None]
-        key, value = (torch.where(seen, x, 0) for x in (key, value))
-    scores = visible
-    if bias is not None:
-        scores = bias.to(query.dtype)
-        scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
+    """Softmax attention itself, of all pairs that the mask leaves."""
     own: dict[str, Any] = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
-    out = F.scaled_dot_product_attention(query, key, value, scores, **own)
-    return out if visible is None else out.masked_fill(~visible.any(-1, keepdim=True), 0)
+    bias, visible = mask.of_pairs(query)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+    if visible is None:
+        return F.scaled_dot_product_attention(query, key, value, bias, **own)
+    seen = visible.any((1, 2))[:, None, :, None]
+    key, value = (torch.where(seen, x, 0) for x in (key, value))  # what others hold may be NaN
+    alone = ~visible.any(-1, keepdim=True)  # these get zeros, gradients too
+    visible = visible | alone
+    scores = visible if bias is None else bias.masked_fill(~visible, -math.inf)
+    return F.scaled_dot_product_attention(query, key, value, scores, **own).masked_fill(alone, 0)
 
 
 def _bert_lsh(
@@ -175,7 +173,9 @@ def _bert_lsh(
     scaling: float | None,
     options: dict[str, Any],
 ) -> Tensor:
-    if not (mask.is_causal or mask.is_dense or mask.starts is not None):
+    if mask.rows is not None:
+        raise NotImplementedError("lshkit_bert_lsh can't take a sliding window (lshkit_lsh does)")
+    if not (mask.is_causal or mask.starts is not None):
         return bert_lsh_attention(query, key, value, mask.keys, scale=scaling, **options)
     # Without the quirks of its paper it is lsh_attention without weights, which takes these masks.
     options = {**options, "scale": scaling}
@@ -193,8 +193,6 @@ def _bert_lsh(
 def _collided(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, options: dict[str, Any]
 ) -> Tensor:
-    if mask.is_dense:
-        return dense_lsh_attention(query, key, value, *mask.of_pairs(query.shape[2]), **options)
     if mask.starts is not None:
         return _by_sequence(query, key, value, mask.starts, options)
     return lsh_attention(query, key, value, mask.keys, is_causal=mask.is_causal, **options)

@@ -47,17 +47,24 @@ class Mask(NamedTuple):
         """It speaks of pairs, for all but the functions of a band."""
         return not (self.rows is None and self.pairs is None and self.bias is None)
 
-    def of_pairs(self, n_queries: int) -> tuple[Tensor | None, bool, Tensor | None, Tensor | None]:
-        """keys, is_causal, bias and boolean pairs of `dense_lsh_attention`."""
+    def of_pairs(self, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What is added to scores, and True for each pair that takes part; None for all pairs."""
+        n_queries, device = query.shape[2], query.device
         bias, pairs = self.bias, self.pairs
         if self.rows is not None:
-            row = torch.arange(n_queries, device=self.rows.device)[:, None]
+            row = torch.arange(n_queries, device=device)[:, None]
             pairs = (self.rows[:, :1, None] <= row) & (row < self.rows[:, 1:, None])
-        if pairs is not None and pairs.dtype is not torch.bool:
+        elif pairs is None and self.is_causal and n_queries > 1:
+            position = torch.arange(self.n_keys, device=device)
+            pairs = (position <= position[self.n_keys - n_queries :, None])[None, None]
+        elif pairs is not None and pairs.dtype is not torch.bool:
             floats, pairs = pairs, pairs > torch.finfo(pairs.dtype).min / 2
             floats = torch.where(pairs, floats, 0.0)
             bias = floats if bias is None else bias + floats
-        return self.keys, self.is_causal, bias, pairs
+        if self.keys is not None:
+            keys = self.keys[:, None, None]
+            pairs = keys if pairs is None else keys & pairs
+        return bias, pairs
 
 
 def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
@@ -121,8 +128,8 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
             pairs = _up_to_the_last_query(pairs, q_length, q_offset, kv_offset)
             return pairs if q_length > 1 else pairs.to(torch.uint8)
         raise NotImplementedError(
-            f"{name} can't apply {pattern}: it forms no pair of a query and a key that such a mask "
-            f"could remove. It takes padding, causal masks and packed sequences"
+            f"{name} can't apply {pattern}: it forms no matrix of pairs that such a mask could "
+            f"change. It takes padding, causal masks and packed sequences (lshkit_lsh takes all)"
         )
 
     return mask
@@ -167,8 +174,9 @@ def read_mask(
     if not takes_pairs:
         raise NotImplementedError(
             f"{name} can't apply a mask of shape {tuple(mask.shape)} and dtype {mask.dtype}: it "
-            f"forms no pair of a query and a key that such a mask could change. Give the padding "
-            f"mask (batch, keys), 1 for a token, 0 for padding; causal order comes with the model"
+            f"forms no matrix of pairs that such a mask could change (lshkit_lsh does). Give the "
+            f"padding mask (batch, keys), 1 for a token, 0 for padding; causal order comes with "
+            f"the model"
         )
     if mask.dtype is not torch.bool and not mask.is_floating_point():
         raise TypeError(f"attention_mask must be boolean or of floats, got {mask.dtype}")
@@ -365,7 +373,6 @@ def align(key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]
     assert mask.keys is not None
     free = mask.keys.any(0).flip(0).byte().argmax()
     order = (torch.arange(n_keys, device=key.device) - free) % n_keys
-    bias = mask.bias if mask.bias is None else mask.bias.index_select(-1, order)
     keys = mask.keys.index_select(1, order)
-    mask = mask._replace(keys=keys, is_causal=True, is_step=False, bias=bias)
+    mask = mask._replace(keys=keys, is_causal=True, is_step=False)
     return key.index_select(2, order), value.index_select(2, order), mask

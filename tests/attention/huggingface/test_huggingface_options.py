@@ -123,20 +123,33 @@ def test_another_estimator_of_a_model():
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("kind", ["lsh", "bert_lsh"])
-def test_a_bias_of_nothing_changes_nothing(kind, is_causal):
-    """The defaults are those of the function, with masks and biases of pairs too."""
+def test_defaults_are_those_of_the_function(is_causal):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 90, 8, generator=generator) for _ in range(3))
     module = torch.nn.Module().eval()
     module.is_causal = is_causal
-    attend = AttentionInterface()[f"lshkit_{kind}"]
-    out, _ = attend(module, q, k, v, None)
-    biased, _ = attend(module, q, k, v, None, position_bias=torch.zeros(1, 2, 90, 90))
-    assert (out - biased).abs().max() < 1e-5
-    if kind == "lsh":
-        function = lsh_attention(q, k, v, is_causal=is_causal, seed=0)
-        assert torch.equal(out, function.transpose(1, 2))
+    out, _ = AttentionInterface()["lshkit_lsh"](module, q, k, v, None)
+    function = lsh_attention(q, k, v, is_causal=is_causal, seed=0)
+    assert torch.equal(out, function.transpose(1, 2))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_with_a_bias_it_is_softmax_itself(is_causal):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 90, 8, generator=generator).requires_grad_() for _ in range(3))
+    bias = torch.randn(1, 2, 90, 90, generator=generator).requires_grad_()
+    module = torch.nn.Module().eval()
+    module.is_causal = is_causal
+    keys = torch.ones(2, 90, dtype=torch.int64)
+    keys[1, :30] = 0
+    out, _ = AttentionInterface()["lshkit_lsh"](module, q, k, v, keys, position_bias=bias)
+    pairs = keys[:, None, None].bool() & (torch.ones(90, 90).tril() > 0 if is_causal else True)
+    expected = F.scaled_dot_product_attention(q, k, v, bias.masked_fill(~pairs, -torch.inf))
+    differ = (out.transpose(1, 2) - expected).abs() > 1e-5
+    assert not differ[0].any() and not differ[1, :, 30:].any()
+    assert is_causal == (not out[1, :30].any())  # a query without a key: zeros
+    out.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v, bias))
 
 
 def test_options_of_a_model_are_saved(tmp_path):
@@ -201,36 +214,30 @@ def test_wrong_options_of_a_model():
 
 
 def test_masks_of_pairs():
-    """YOSO refuses them, the others apply them."""
+    """With them "lshkit_lsh" is softmax attention; the others refuse them."""
     ids = tokens()
     mask = torch.rand(2, 1, 24, 24, generator=torch.Generator().manual_seed(0)) < 0.5
     mask |= torch.eye(24, dtype=torch.bool)
     made = model("bert", "eager")
     floats = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
     for given in (mask, floats):
-        set_implementation(made, "lshkit_yoso")
-        with pytest.raises(NotImplementedError, match="forms no pair of a query and a key"):
-            made(ids, attention_mask=given)
-        for name in ("lshkit_lsh", "lshkit_bert_lsh"):
-            with torch.no_grad():
-                expected = set_implementation(made, "eager")(ids, attention_mask=floats).logits
-                set_implementation(made, name, EXACT[name][0])
-                got = made(ids, attention_mask=given).logits
-            assert (got - expected).abs().max() < 2e-5
-    set_implementation(made, "lshkit_bert_lsh", {"faithful": True})
-    with pytest.raises(NotImplementedError, match="supports only padding masks"):
-        made(ids, attention_mask=mask)
+        for name in ("lshkit_yoso", "lshkit_bert_lsh"):
+            set_implementation(made, name)
+            with pytest.raises(NotImplementedError, match=f"{name} can't .* forms no matrix of"):
+                made(ids, attention_mask=given)
+        with torch.no_grad():
+            expected = set_implementation(made, "eager")(ids, attention_mask=floats).logits
+            got = set_implementation(made, "lshkit_lsh")(ids, attention_mask=given).logits
+        assert (got - expected).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("n_hashes", [2, 300])
-def test_free_places_of_a_static_cache(n_hashes):
-    """A pattern of pairs in a static cache: the near window is that of the query's position."""
+def test_free_places_of_a_static_cache():
+    """With a pattern of pairs."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 4, 24, 8, generator=generator) for _ in range(3))
     free = [torch.cat((x, torch.zeros(1, 4, 40, 8)), 2) for x in (k, v)]
     module = torch.nn.Module().eval()
     module.is_causal = True
-    module.config = SimpleNamespace(lshkit={"n_bits": 8, "n_hashes": n_hashes})
     attend, mask = AttentionInterface()["lshkit_lsh"], AttentionMaskInterface()["lshkit_lsh"]
     pattern = or_masks(causal_mask_function, lambda batch, head, query, key: key < 3)
     whole = mask(1, 24, 24, mask_function=pattern)
@@ -267,18 +274,16 @@ def test_what_a_masked_key_holds(n_q, form, where):
     assert not out[1].any()
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_a_key_that_is_not_finite_is_ignored(dense):
+def test_a_key_that_is_not_finite_is_ignored():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 6, 8, generator=generator) for _ in range(3))
     module = torch.nn.Module().eval()
     module.is_causal = False
     attend = AttentionInterface()["lshkit_lsh"]
-    bias = torch.zeros(1, 2, 6, 6) if dense else None
     without = torch.tensor([True, True, False, True, True, True])
-    expected, _ = attend(module, q, k, v, without[None, None, None], position_bias=bias)
+    expected, _ = attend(module, q, k, v, without[None, None, None])
     k[:, :, 2] = torch.nan
-    out, _ = attend(module, q, k, v, None, position_bias=bias)
+    out, _ = attend(module, q, k, v, None)
     assert (out - expected).abs().max() < 1e-5
 
 
