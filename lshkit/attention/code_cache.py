@@ -15,7 +15,7 @@ from lshkit import _C, checks
 from lshkit.attention import saved_cache
 from lshkit.attention.arguments import CPU, seed_tensor
 from lshkit.attention.coded_keys import EXACT_UP_TO, CodedKeys
-from lshkit.attention.steps import check_step, checked_indices, checked_mask, checked_sizes
+from lshkit.attention.steps import check_step, checked_integers, checked_mask, checked_sizes
 from lshkit.torch_ops.library import rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -234,8 +234,8 @@ class CodeCache:
                 causal = begin == 0 and end == last
                 mask = None
                 if not causal:
-                    own = torch.arange(last - (end - begin), last)[:, None]
-                    mask = own >= torch.arange(last)
+                    seen = torch.arange(last, device=CPU)
+                    mask = seen[last - (end - begin) :, None] >= seen
                 out[b : b + 1, :, begin:end] = F.scaled_dot_product_attention(
                     *(query[b : b + 1, :, begin:end], key[:, :, :last], value[:, :, :last]),
                     *(mask, 0.0, causal),
@@ -288,7 +288,7 @@ class CodeCache:
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         TypeError or ValueError: anything else, none, or one that is not from 0 to B - 1.
         """
-        chosen = checked_indices(indices, self.batch_size)
+        chosen = checked_integers("indices", indices, self.batch_size - 1)
         self._kept = self._kept.selected(chosen)
         self.batch_size = len(chosen)
         return self
@@ -300,10 +300,10 @@ class CodeCache:
 
     def set_starts(self, starts: Any) -> None:
         """The first position of each sequence: those before are padding. Integers `(B,)`."""
-        starts = [checks.integer("starts", s, 0, self.positions) for s in starts]
-        if len(starts) != self.batch_size:
-            raise ValueError(f"starts must be {self.batch_size} integers, got {len(starts)}")
-        self._kept.set_starts(starts)
+        first = checked_integers("starts", starts, self.positions)
+        if len(first) != self.batch_size:
+            raise ValueError(f"starts must be {self.batch_size} integers, got {len(first)}")
+        self._kept.set_starts(first)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors: "version", "config", the projections and copies of all that was added."""
@@ -323,9 +323,9 @@ class CodeCache:
         """Of queries up to position `end`: the output and what a `StepReport` holds."""
         self._kept.hash(end)
         shape = query.shape[:-1]
-        out = torch.empty((*shape, self.value_dim), dtype=torch.float32)
-        error, log_sum = (torch.empty(shape, dtype=torch.float32) for _ in range(2))
-        keys = torch.empty(shape, dtype=torch.int32)
+        out = query.new_empty((*shape, self.value_dim), dtype=torch.float32)
+        error, log_sum = (query.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        keys = query.new_empty(shape, dtype=torch.int32)
         key, value = self.key[:, :, :end], self.value[:, :, :end]
         z = normal_quantile(self.delta)
         _C.code_step(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,13 +78,15 @@ class CodedKeys:
         batch, heads, head_dim, value_dim = self.sizes
         self.positions = 0
         self.starts, self._hashed, self._centred = [0] * batch, [0] * batch, [0] * batch
+        own: dict[str, Any] = {"dtype": self.dtype, "device": "cpu"}
+        single: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
         with torch.inference_mode(False):
-            self._keys = torch.empty((batch, heads, 0, head_dim), dtype=self.dtype)
-            self._values = torch.empty((batch, heads, 0, value_dim), dtype=self.dtype)
+            self._keys = torch.empty((batch, heads, 0, head_dim), **own)
+            self._values = torch.empty((batch, heads, 0, value_dim), **own)
             shape = batch, heads, 0, (self.n_bits // 8 + 1) * BLOCK
-            self.codes = torch.empty(shape, dtype=torch.uint8)
-            self.centre = torch.zeros((batch, heads, head_dim))
-            self.norm = torch.zeros((batch, heads))
+            self.codes = torch.empty(shape, dtype=torch.uint8, device="cpu")
+            self.centre = torch.zeros((batch, heads, head_dim), **single)
+            self.norm = torch.zeros((batch, heads), **single)
 
     def append(self, key: Tensor, value: Tensor) -> None:
         """Appends keys `(B, H_k, n, D)` and values `(B, H_k, n, D_v)`."""
@@ -163,10 +166,10 @@ class CodedKeys:
         for h, head in enumerate(keys):
             parts = head.split(1024)  # copies of all would be large
             first = parts[0][parts[0].isfinite().all(-1)].double()
-            rough = first.median(0).values if len(first) else torch.zeros(head.shape[1])
+            rough = first.median(0).values if len(first) else first.new_zeros(head.shape[1])
             distances = _distances(parts, rough)
             usual = distances <= 4 * _unit(distances)
-            total = torch.zeros(head.shape[1], dtype=torch.float64)
+            total = first.new_zeros(head.shape[1])
             for part, mask in zip(parts, usual.split(1024), strict=True):
                 total += part[mask].double().sum(0)
             centre = total / usual.sum().clamp_min(1)
@@ -181,13 +184,13 @@ class CodedKeys:
         for name in ("_keys", "_values"):
             old = getattr(self, name)
             with torch.inference_mode(False):
-                new = torch.empty((*old.shape[:2], room, old.shape[3]), dtype=self.dtype)
+                new = old.new_empty((*old.shape[:2], room, old.shape[3]))
             _C.use_large_pages(new)  # a step touches rows all over it
             new[:, :, : self.positions] = old[:, :, : self.positions]
             setattr(self, name, new)
         old = self.codes
         with torch.inference_mode(False):
-            codes = torch.empty((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
+            codes = old.new_empty((*old.shape[:2], room // BLOCK, old.shape[3]))
         _C.use_large_pages(codes)
         codes[:, :, : old.shape[2]] = old
         codes[:, :, old.shape[2] :] = 0
@@ -210,10 +213,11 @@ def _unit(distances: Tensor) -> Tensor:
 
 def _orthogonal_planes(seed: int, heads: int, d: int, n_bits: int) -> Tensor:
     """`(heads, d, n_bits)`: d unit vectors after d others, each d of them orthogonal."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    own: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
     parts = []
     for _ in range(-(-n_bits // d)):
-        gaussian = torch.randn((heads, d, d), generator=generator, dtype=torch.float64)
+        gaussian = torch.randn((heads, d, d), **own)
         q, r = torch.linalg.qr(gaussian)
         parts.append(q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None])
     return torch.cat(parts, -1)[..., :n_bits].float().contiguous()

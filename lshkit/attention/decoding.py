@@ -12,7 +12,7 @@ from lshkit.attention.arguments import CPU, DTYPES, check_choice, seed_tensor
 from lshkit.attention.estimators import BucketSums, Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
-from lshkit.attention.steps import check_step, checked_indices, checked_mask, checked_sizes
+from lshkit.attention.steps import check_step, checked_integers, checked_mask, checked_sizes
 from lshkit.torch_ops.library import rows
 
 
@@ -292,7 +292,7 @@ class YosoState:
 
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         """
-        indices = checked_indices(indices, self.batch_size)
+        indices = checked_integers("indices", indices, self.batch_size - 1)
         self.__dict__.update(self._like(indices).__dict__)
         return self
 

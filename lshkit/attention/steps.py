@@ -81,19 +81,19 @@ def checked_mask(mask: Tensor | None, batch_size: int, n: int) -> Tensor | None:
     return mask.reshape(batch_size, n)
 
 
-def checked_indices(indices: Any, batch_size: int) -> list[int]:
-    """Numbers of sequences, one or more, from integers of any dtype."""
-    wanted = "indices must be integers (n,), n >= 1"
+def checked_integers(name: str, given: Any, most: int) -> list[int]:
+    """One or more, from 0 to `most`, of any integer dtype."""
+    wanted = f"{name} must be integers (n,), n >= 1"
     try:
-        indices = torch.as_tensor(indices, device="cpu")
+        integers = torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{wanted}, got {type(indices).__name__}") from None
-    if indices.dim() != 1 or not len(indices):
-        raise ValueError(f"{wanted}, got shape {tuple(indices.shape)}")
-    if indices.dtype is torch.bool or indices.is_floating_point() or indices.is_complex():
-        raise TypeError(f"{wanted}, got dtype {indices.dtype}")
-    chosen: list[int] = indices.tolist()
-    for i in chosen:
-        if not 0 <= i < batch_size:
-            raise ValueError(f"indices must be from 0 to {batch_size - 1}, got {i}")
-    return chosen
+        raise TypeError(f"{wanted}, got {type(given).__name__}") from None
+    if integers.dim() != 1 or not len(integers):
+        raise ValueError(f"{wanted}, got shape {tuple(integers.shape)}")
+    if integers.dtype is torch.bool or integers.is_floating_point() or integers.is_complex():
+        raise TypeError(f"{wanted}, got dtype {integers.dtype}")
+    listed: list[int] = integers.tolist()
+    for i in listed:
+        if not 0 <= i <= most:
+            raise ValueError(f"{name} must be from 0 to {most}, got {i}")
+    return listed

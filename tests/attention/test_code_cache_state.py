@@ -162,6 +162,23 @@ def test_a_delta_near_zero():
     assert fewer.isfinite().all() and (fewer > few).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_torch_s_default_dtype_does_not_matter(dtype):
+    query, key, value = qkv("peaked", 1300, 4, key_heads=2, batch=2)
+
+    def results():
+        cache = CodeCache(2, 4, 64, 32, num_key_heads=2, seed=0)
+        cache.append(key, value)
+        return cache.attend(query), cache.attend_exactly(query)
+
+    wanted = results()
+    torch.set_default_dtype(dtype)
+    try:
+        assert all(map(torch.equal, results(), wanted))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_bad_tensors():
     cache, query = small(40)
     _, key, value = one()
@@ -185,7 +202,10 @@ def test_bad_tensors():
         (lambda: cache.reorder([0.5]), TypeError, "indices"),
         (lambda: cache.set_starts([0]), ValueError, "starts"),
         (lambda: cache.set_starts([0, 41]), ValueError, "starts"),
-        (lambda: cache.set_starts([0, 0.5]), TypeError, "starts must be an integer"),
+        (lambda: cache.set_starts([0, 0.5]), TypeError, "starts must be integers"),
+        (lambda: cache.set_starts(None), TypeError, "starts must be integers"),
+        (lambda: cache.set_starts(torch.zeros(2, 1).long()), ValueError, "starts"),
+        (lambda: cache.set_starts({0: 1}), TypeError, "starts"),
         (lambda: cache.set_starts(torch.tensor([0, torch.nan])), TypeError, "starts"),
     ]
     for call, error, message in bad:

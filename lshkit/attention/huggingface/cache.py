@@ -20,7 +20,7 @@ from lshkit import checks
 from lshkit.attention import CodeCache, StepReport, lsh_attention
 from lshkit.attention.huggingface.interface import check_handed_over, softmax_attention
 from lshkit.attention.huggingface.masks import Mask, mask_function, read_mask
-from lshkit.attention.huggingface.options import LSH
+from lshkit.attention.huggingface.options import KINDS, LSH
 from lshkit.attention.state_dicts import decoded_config
 
 logger = logging.get_logger(__name__)
@@ -77,6 +77,7 @@ class CodeCacheLayer(DynamicLayer):
         self.owner = _Owner()
         self.last: StepReport | None = None
         self.read = self.seen = 0  # keys, of all steps
+        self.pending = False  # keys that have come were not attended to
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, head_dim = key_states.shape
@@ -104,8 +105,16 @@ class CodeCacheLayer(DynamicLayer):
         """Appends, and returns all keys and values; of the keys, `attention` learns the layer."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.pending:
+            raise RuntimeError(
+                f"the last keys that came to the cache were not read by {NAME}: their model has "
+                f"another attn_implementation, or its call ended with an error (reset() empties it)"
+            )
         cache = self._made()
+        if torch.is_autocast_enabled("cpu"):  # projections have its dtype, rotated keys have not
+            key_states, value_states = key_states.to(self.dtype), value_states.to(self.dtype)
         cache.append(key_states, value_states)
+        self.pending = True
         self._show()
         keys: Any = cache.key
         keys.lshkit_layer = self
@@ -131,6 +140,7 @@ class CodeCacheLayer(DynamicLayer):
             )
         if self.cache is not None:
             self.cache.crop(max(self.cache.positions + tokens_to_remove, 0))
+            self.pending = self.pending and tokens_to_remove == 0
             self._show()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -143,6 +153,7 @@ class CodeCacheLayer(DynamicLayer):
 
     def attend(self, module: nn.Module, query: Tensor, mask: Mask, scaling: float | None) -> Tensor:
         """Of the queries of the last positions: few of them read few keys, a prompt all."""
+        self.pending = False
         cache = self._made()
         past = cache.positions - query.shape[2]
         starts = (cache.positions - cache.length).tolist()
@@ -204,8 +215,8 @@ def _set_padding(cache: CodeCache, mask: Mask) -> None:
         starts = mask.keys.logical_not().sum(1)
         if not torch.equal(mask.keys, torch.arange(mask.n_keys) >= starts[:, None]):
             raise NotImplementedError(
-                f"{NAME} can only hold padding on the left: attention_mask has a 0 behind a 1 "
-                f"(set the tokenizer's padding_side to 'left')"
+                f"{NAME} can only hold padding on the left: attention_mask has a 0 behind a 1, "
+                f"or is too short (set the tokenizer's padding_side to 'left')"
             )
     cache.set_starts(starts.tolist())
 
@@ -307,8 +318,12 @@ def attention(
     mask = read_mask(NAME, attention_mask, query, key, bool(is_causal), takes_pairs=True)
     layer = getattr(key, "lshkit_layer", None)
     if layer is not None and position_bias is None:
+        if torch.is_autocast_enabled("cpu"):
+            query = query.to(layer.dtype)
         out = layer.attend(module, query, mask, scaling)
     else:
+        if layer is not None:
+            layer.pending = False
         if position_bias is not None:
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
         if mask.starts is not None:
@@ -346,6 +361,8 @@ def make(model: nn.Module, given: dict[str, Any]) -> ModelCodeCache:
                 f"prefill must be None or a dict of lsh_attention's {', '.join(LSH)}, got "
                 f"{prefill!r}"
             )
+        lsh = KINDS["lsh"]
+        lsh.check(lsh.complete(prefill, "prefill"))
     decoder = config.get_text_config(decoder=True)
     heads = decoder.num_attention_heads
     key_heads = getattr(decoder, "num_key_value_heads", None) or heads

@@ -228,6 +228,42 @@ def test_a_cache_of_another_model(model):
         run(half, cache, ids(1))
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "lshkit_lsh"])
+def test_keys_of_a_model_with_another_attention(model, implementation):
+    """They are noticed by the call that follows."""
+    torch.manual_seed(1)
+    other = llama(max_position_embeddings=4096).eval()
+    other.set_attn_implementation(implementation)
+    cache = code_cache(model)
+    wanted = run(model, cache, ids(20))
+    run(other, cache, ids(3))
+    with pytest.raises(RuntimeError, match="not read by lshkit_cache"):
+        run(model, cache, ids(1))
+    cache.reset()
+    assert torch.equal(run(model, cache, ids(20)), wanted)
+    run(other, cache, ids(3))
+    cache.crop(-3)
+    other.set_attn_implementation("lshkit_cache")
+    run(model, cache, ids(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(model, dtype):
+    """Rotated keys are float32 there, values 16-bit."""
+    tokens, more = ids(), ids(5)
+    with torch.autocast("cpu", dtype):
+        cache = code_cache(model)
+        run(model, cache, tokens)
+        steps = run(model, cache, more)
+        both = torch.cat([tokens, more], 1)
+        error = (steps - exact(model, both)[:, -5:]).abs()
+    assert cache.layers[0].cache.dtype is torch.float32
+    plain = code_cache(model)
+    run(model, plain, tokens)
+    estimated = (run(model, plain, more) - exact(model, both)[:, -5:]).abs()
+    assert error.max() < 3 * estimated.max() + 0.1
+
+
 def test_a_call_refused_for_its_gradients(model):
     made = copy.deepcopy(model)
     for parameter in made.parameters():
@@ -306,6 +342,7 @@ def test_bad_options(model):
         ({"max_queries": 0}, ValueError, "max_queries"),
         ({"seed": -1}, ValueError, "seed"),
         ({"prefill": {"bits": 1}}, TypeError, "prefill"),
+        ({"prefill": {"n_bits": 99}}, ValueError, "n_bits must be an integer from 1 to 16"),
     ]
     for options, error, message in bad:
         with pytest.raises(error, match=message):
