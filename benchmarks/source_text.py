@@ -43,13 +43,6 @@ def masked_batch(text: Tensor, length: int, batch_size: int, generator: torch.Ge
     return Batch(tokens.masked_fill(hidden, MASK), None, hidden, tokens[hidden])
 
 
-def causal_batch(text: Tensor, length: int, batch_size: int, generator: torch.Generator) -> Batch:
-    """Pieces of the text; the answers are the next bytes at all positions, `(B length,)`."""
-    starts = torch.randint(len(text) - length, (batch_size,), generator=generator)
-    pieces = torch.stack([text[start : start + length + 1] for start in starts]).long()
-    return Batch(pieces[:, :-1], None, None, pieces[:, 1:].flatten())
-
-
 def repeats(tokens: Tensor, apart: int = 64) -> Tensor:
     """(B, n) bool: the last 8 bytes up to here came before, last `apart` bytes ago or more."""
     found = torch.zeros(tokens.shape, dtype=torch.bool)

@@ -6,23 +6,15 @@ the float32 cache of the context, without the time to append to it; one of ours 
 process in turns, and medians are compared. The two figures of accuracy are the difference of
 float16 tables from float32 ones after the longest context, as a share of the output's length.
 
-    python -m benchmarks.speed.decoding --json benchmarks/results/decoding.json
+    python -m benchmarks.speed.attention --sections decoding
 """
 
-import argparse
-import datetime
-import os
-import pathlib
-import platform
 import statistics
 import time
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import lshkit
-from benchmarks import write_json
-from lshkit import _C
 from lshkit.attention import Sampled, Soft, YosoState
 
 HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
@@ -104,18 +96,6 @@ def half_precision_error(context):
     return errors
 
 
-def show(rows, contexts):
-    print(f"{'':24}" + "".join(f"{f'context {n}':>32}" for n in contexts))
-    for side, by_context in rows.items():
-        line = f"{side:24}"
-        for n in contexts:
-            r, softmax = by_context[n], rows["softmax"][n]
-            faster, smaller = softmax["seconds"] / r["seconds"], softmax["bytes"] / r["bytes"]
-            line += f"{1 / r['seconds']:9.0f}/s {r['bytes'] / 2**20:6.1f} MB"
-            line += " " * 13 if side == "softmax" else f" {faster:5.0f}x {smaller:4.1f}x "
-        print(line)
-
-
 def compare(rows, contexts):
     """What the goals are about."""
     first, last = contexts[0], contexts[-1]
@@ -142,46 +122,3 @@ def measure(contexts, rounds):
         "goals": GOALS,
         "float16 difference": errors,
     }
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a context of 131072 is left out")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=pathlib.Path, help="write the measurements there")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    if args.threads == 1 and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # no moves between cores
-    contexts = CONTEXTS[:-1] if args.quick else CONTEXTS
-    results = measure(contexts, args.rounds)
-    show(results["tokens"], contexts)
-    comparison = results["comparison"]
-    print(f"\nstep at context {contexts[-1]} over step at {contexts[0]}: {comparison['flat']:.3f}")
-    if "speed" in comparison:
-        figures = f"{comparison['speed']:.0f} (fastest: {comparison['speed, fastest']:.0f})"
-        print(f"softmax over step at context {GOALS['speed'][0]}: {figures}")
-    errors = results["float16 difference"]
-    print(f"float16 tables, relative difference after {contexts[-1]} tokens: {errors}")
-    if args.json:
-        write_json(
-            args.json,
-            {
-                "date": datetime.date.today().isoformat(),
-                "lshkit": lshkit.__version__,
-                "torch": torch.__version__,
-                "machine": platform.processor() or platform.machine(),
-                "instruction set": _C.instruction_set(),
-                "threads": args.threads,
-                "heads": HEADS,
-                "head_dim": HEAD_DIM,
-                "n_bits": N_BITS,
-                "n_hashes": N_HASHES,
-                **results,
-            },
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -36,7 +36,7 @@ from benchmarks.quality.text.model import (  # noqa: E402
     rotated,
 )
 from benchmarks.quality.text.training import Setting, Text, Training  # noqa: E402
-from benchmarks.source_text import causal_batch, repeats  # noqa: E402
+from benchmarks.source_text import repeats  # noqa: E402
 from lshkit.attention import Colliding, Sampled, yoso_attention  # noqa: E402
 
 MODULE = "benchmarks.quality.text"
@@ -53,12 +53,6 @@ def test_bytes_repeat_where_the_last_eight_came_before_and_not_nearby():
             assert again == (i >= 7 and bool(last) and i - last[-1] >= 64)
     assert 0 < found.sum() < found.numel() / 2
     assert not repeats(tokens[:, :5]).any()
-
-
-def test_answers_are_the_next_bytes():
-    text = torch.arange(200, dtype=torch.uint8)
-    batch = causal_batch(text, 16, 3, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(batch.answers.view(3, 16), batch.tokens + 1)
 
 
 ALL = METHODS | CANDIDATES
