@@ -19,6 +19,7 @@ import os
 import pathlib
 import time
 import warnings
+from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,7 +28,7 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks import RESULTS, write_json  # noqa: E402
 from benchmarks.density.kde import data  # noqa: E402
-from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
+from benchmarks.measurement import best_in_turns, figure, machine, pin_to_one_cpu, table  # noqa: E402
 from lshkit.kde import LSHKernelDensity  # noqa: E402
 
 OUT = RESULTS / "density_errors.json"
@@ -143,19 +144,13 @@ def one_seed(rows, queries, logs, kernel, shape, seed, exact=None):
         },
         "microseconds": None
         if exact is None
-        else times((density, bound, exact), queries[:N_TIMED]),
+        else times({"mean": density, "confidence": bound, "exact": exact}, queries[:N_TIMED]),
     }
 
 
 def times(estimators, queries):
-    best = np.full(len(estimators), np.inf)
-    for _ in range(3):
-        for i, estimator in enumerate(estimators):
-            begin = time.perf_counter()
-            estimator.score_samples(queries)
-            best[i] = min(best[i], time.perf_counter() - begin)
-    names = "mean", "confidence", "exact"
-    return dict(zip(names, (1e6 * best / len(queries)).tolist(), strict=True))
+    calls = {name: partial(x.score_samples, queries) for name, x in estimators.items()}
+    return {name: 1e6 * x / len(queries) for name, x in best_in_turns(calls, 0, 3).items()}
 
 
 def report(results):

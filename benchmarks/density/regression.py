@@ -27,7 +27,7 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks import RESULTS  # noqa: E402
 from benchmarks.density.kde import data as density_data  # noqa: E402
-from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks.measurement import best_in_turns, figure, table  # noqa: E402
 from benchmarks.sections import parser_of, run
 from lshkit.kde import LSHKernelRegressor  # noqa: E402
 
@@ -106,16 +106,6 @@ def best(make, settings, train, validation):
     return settings[int(np.argmin(errors))]
 
 
-def in_turns(calls, rounds):
-    least = dict.fromkeys(calls, np.inf)
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            least[name] = min(least[name], time.perf_counter() - begin)
-    return least
-
-
 def task(name, n, args):
     X, y = (x.astype(np.float32) for x in DATA[name](n))
     train, validation, test = (
@@ -149,7 +139,7 @@ def task(name, n, args):
         fit_seconds[label] = time.perf_counter() - begin
     fitted["NumPy"] = PlainNumpy(*train, width)
     calls = {label: lambda m=m: m.predict(test[0][:BATCH]) for label, m in fitted.items()}
-    seconds = in_turns(calls, args.repeats)
+    seconds = best_in_turns(calls, 0, args.repeats)
     exact = fitted["lshkit, brute"].predict(test[0])
     exact_of_sketch = LSHKernelRegressor("laplacian", sketch["bandwidth"], algorithm="brute")
     exact_of_sketch = exact_of_sketch.fit(*train).predict(test[0])

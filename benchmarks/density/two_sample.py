@@ -11,7 +11,6 @@ minutes.
 """
 
 import os
-import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -21,7 +20,7 @@ from scipy.spatial.distance import cdist  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks import RESULTS  # noqa: E402
-from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks.measurement import best_in_turns, figure, table  # noqa: E402
 from benchmarks.sections import parser_of, run
 from lshkit.kde import two_sample_test  # noqa: E402
 
@@ -65,13 +64,7 @@ def times(args):
         if n <= EXACT_UP_TO:
             calls["brute"] = lambda o=options, s=(X, Y): two_sample_test(*s, algorithm="brute", **o)
             calls["NumPy"] = lambda o=options, s=(X, Y): plain(*s, o["n_permutations"], 0)
-        best = dict.fromkeys(calls, np.inf)
-        for _ in range(3):
-            for name, call in calls.items():
-                begin = time.perf_counter()
-                call()
-                best[name] = min(best[name], time.perf_counter() - begin)
-        results[str(n)] = best
+        results[str(n)] = best_in_turns(calls, 0, 3)
     return {"permutations": options["n_permutations"], "features": FEATURES, "seconds": results}
 
 

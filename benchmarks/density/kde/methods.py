@@ -7,8 +7,11 @@ of the data; the validation queries choose `rtol`.
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+
+from benchmarks.measurement import best_in_turns
 
 WANTED = 0.1
 ALGORITHMS = ("brute", "random", "near_far", "hbe", "auto")
@@ -40,15 +43,6 @@ def relative_error(estimate, exact):
 def validated(estimate, task, few=None):
     exact = task.exact_validation[:few]
     return float(np.mean(relative_error(estimate(task.validation[:few]), exact)))
-
-
-def seconds_of(call):
-    best = np.inf
-    for _ in range(2):
-        begin = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - begin)
-    return best
 
 
 # --- Ours ---------------------------------------------------------------------------------------
@@ -91,7 +85,9 @@ def fastest(found, task):
         return min(found, key=lambda x: x.error)
     if len(reached) == 1:
         return reached[0]
-    return min(reached, key=lambda x: seconds_of(lambda: x.estimate(task.validation)))
+    calls = {i: partial(x.estimate, task.validation) for i, x in enumerate(reached)}
+    seconds = best_in_turns(calls, 0)
+    return reached[min(seconds, key=seconds.get)]
 
 
 def tuned_sketch(task):
