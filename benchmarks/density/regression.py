@@ -13,23 +13,19 @@ installed.
 """
 
 import importlib.util
-import os
 import time
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy as np
+from sklearn.datasets import make_friedman1
+from sklearn.metrics import r2_score
+from sklearn.neighbors import KNeighborsRegressor
+from tqdm import tqdm
 
-import numpy as np  # noqa: E402
-from sklearn.datasets import make_friedman1  # noqa: E402
-from sklearn.metrics import r2_score  # noqa: E402
-from sklearn.neighbors import KNeighborsRegressor  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks import RESULTS  # noqa: E402
-from benchmarks.density.kde import data as density_data  # noqa: E402
-from benchmarks.measurement import best_in_turns, figure, table  # noqa: E402
+from benchmarks import RESULTS
+from benchmarks.density.kde import data as density_data
+from benchmarks.measurement import best_in_turns, figure, table
 from benchmarks.sections import parser_of, run
-from lshkit.kde import LSHKernelRegressor  # noqa: E402
+from lshkit.kde import LSHKernelRegressor
 
 OUT = RESULTS / "regression.json"
 BATCH, N_QUERIES, PEER_QUERIES = 256, 512, 16

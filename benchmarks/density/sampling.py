@@ -4,21 +4,17 @@ Both sides of a ratio run in turns in one process, on one thread; the smallest t
 Five minutes. `--sections` measures some of it into the same file, `--quick` at small sizes.
 """
 
-import os
 import time
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-
-from benchmarks import RESULTS  # noqa: E402
-from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks import RESULTS
+from benchmarks.measurement import figure, table
 from benchmarks.sections import parser_of, run
-from lshkit.buckets import HashTables  # noqa: E402
-from lshkit.hashing import FastHadamard  # noqa: E402
-from lshkit.sampling import LSHSampler, PartitionSampler, log_partition  # noqa: E402
+from lshkit.buckets import HashTables
+from lshkit.hashing import FastHadamard
+from lshkit.sampling import LSHSampler, PartitionSampler, log_partition
 
 OUT = RESULTS / "sampling.json"
 FEATURES = 64

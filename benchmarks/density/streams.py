@@ -7,20 +7,16 @@ that stay, drift and come in bursts. Two minutes. `--sections` measures some of 
 file, `--quick` at small sizes.
 """
 
-import os
 import time
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy as np
+from tqdm import tqdm
 
-import numpy as np  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks import RESULTS  # noqa: E402
-from benchmarks.baselines.exponential_histogram import ExponentialHistogram  # noqa: E402
-from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks import RESULTS
+from benchmarks.baselines.exponential_histogram import ExponentialHistogram
+from benchmarks.measurement import figure, table
 from benchmarks.sections import parser_of, run
-from lshkit.kde import LSHKernelDensity  # noqa: E402
+from lshkit.kde import LSHKernelDensity
 
 OUT = RESULTS / "streams.json"
 SKETCH = {"kernel": "angular", "n_bits": 8, "n_hashes": 32, "random_state": 0}

@@ -10,19 +10,14 @@ minutes.
     python -m benchmarks.density.two_sample --tables
 """
 
-import os
+import numpy as np
+from scipy.spatial.distance import cdist
+from tqdm import tqdm
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import numpy as np  # noqa: E402
-from scipy.spatial.distance import cdist  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks import RESULTS  # noqa: E402
-from benchmarks.measurement import best_in_turns, figure, table  # noqa: E402
+from benchmarks import RESULTS
+from benchmarks.measurement import best_in_turns, figure, table
 from benchmarks.sections import parser_of, run
-from lshkit.kde import two_sample_test  # noqa: E402
+from lshkit.kde import two_sample_test
 
 OUT = RESULTS / "two_sample.json"
 FEATURES, PERMUTATIONS, LEVEL = 64, 999, 0.05

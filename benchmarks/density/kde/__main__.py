@@ -23,22 +23,20 @@ import os
 import pathlib
 import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import numpy as np
+from threadpoolctl import threadpool_limits
 
-import numpy as np  # noqa: E402
-from threadpoolctl import threadpool_limits  # noqa: E402
-
-from benchmarks import RESULTS, write_json  # noqa: E402
-from benchmarks.density.kde import data, peers  # noqa: E402
-from benchmarks.density.kde import methods as ways  # noqa: E402
-from benchmarks.density.kde.goals import (  # noqa: E402
+from benchmarks import RESULTS, write_json
+from benchmarks.density.kde import data, peers
+from benchmarks.density.kde import methods as ways
+from benchmarks.density.kde.goals import (
     against_sklearn,
     compact_kernels,
     small_calls,
     stream,
     stream_alone,
 )
-from benchmarks.measurement import Stopwatch, figure, machine, pin_to_one_cpu, table  # noqa: E402
+from benchmarks.measurement import Stopwatch, figure, machine, pin_to_one_cpu, table
 
 OUT = RESULTS / "kde.json"
 ALL_MEANS = 1e-3, 1e-2, 1e-4, 1e-5  # the first with the peers that have one time for all
