@@ -27,6 +27,7 @@ from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402
 
 ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
+OF_PAIRS = [replace(SAMPLED, gradient=gradient) for gradient in ("collided", "unbiased")]
 
 
 def assert_gradients_close(actual, expected, rtol, rounding=None):
@@ -312,7 +313,7 @@ def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, n_bits, 
 
 
 @pytest.mark.parametrize("normalize", NORMALIZE)
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+@pytest.mark.parametrize("estimator", [*ESTIMATORS, *OF_PAIRS], ids=str)
 def test_nothing_to_attend_to(estimator, normalize):
     """Masked keys, rows of zeros and empty sequences have finite gradients."""
     case = attention_inputs(6, 9)

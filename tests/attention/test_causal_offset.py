@@ -13,6 +13,7 @@ from cases.attention import (  # noqa: E402
     attention_inputs,
     codes_of,
     leaves_of,
+    normalized,
     padding_mask,
 )
 from test_soft_attention import parameters_of, probe_features, projections_of  # noqa: E402
@@ -83,13 +84,7 @@ def dense(estimator, query, key, value, mask, offset, normalize):
     weights = pair_weights(estimator, query, key.double()) * (distance >= 0)
     if mask is not None:
         weights = weights * mask[:, None, None]
-    out = weights @ value.double()
-    if normalize == "l2":
-        norm = out.norm(dim=-1, keepdim=True)
-        out = torch.where(norm > 0, out / torch.where(norm > 0, norm, 1), 0)
-    elif normalize == "sum":
-        total = weights.sum(-1, keepdim=True)
-        out = torch.where(total > 0, out / torch.where(total > 0, total, 1), 0)
+    out = normalized(weights, value.double(), normalize)
     return out.unflatten(2, (group, -1)).flatten(1, 2)
 
 

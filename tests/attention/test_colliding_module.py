@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases.attention import softmax_of_cosines  # noqa: E402
+from cases.decoding import decoded  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -81,17 +82,6 @@ class TestDecoding:
         torch.nn.init.normal_(module.log_scale, 2.0)
         return module
 
-    @staticmethod
-    def decoded(module, cache, x, sizes, ignored=None):
-        outs, first = [], 0
-        for size in sizes:
-            rows = slice(first, first + size)
-            part, first = x[:, rows], first + size
-            hidden = None if ignored is None else ignored[:, rows]
-            out, _ = module(part, part, part, hidden, is_causal=True, state=cache)
-            outs.append(out)
-        return torch.cat(outs, 1)
-
     @torch.no_grad()
     @pytest.mark.parametrize("masked", [False, True])
     @pytest.mark.parametrize(
@@ -104,7 +94,7 @@ class TestDecoding:
         taking_part = slice(None) if ignored is None else ~ignored
         for sizes in ([1] * 40, [20, 1, 2, 17], [0, 40]):
             cache = module.new_cache(2)
-            got = self.decoded(module, cache, x, sizes, ignored)
+            got = decoded(module, cache, x, sizes, ignored)
             torch.testing.assert_close(got[taking_part], wanted[taking_part], rtol=1e-5, atol=1e-5)
             assert cache.length.tolist() == ([33, 40] if masked else [40, 40])
 
@@ -115,8 +105,8 @@ class TestDecoding:
         module.eval_estimator = replace(module.eval_estimator, exact_up_to=3000)
         wanted = module(x, x, x, is_causal=True)[0][:, -20:]
         cache = module.new_cache(1, epsilon=0.05, max_share=0.5)
-        self.decoded(module, cache, x[:, :-20], [2980])
-        got = self.decoded(module, cache, x[:, -20:], [1] * 20)
+        decoded(module, cache, x[:, :-20], [2980])
+        got = decoded(module, cache, x[:, -20:], [1] * 20)
         error = (got - wanted).norm() / wanted.norm()
         assert 0 < error < 0.05
 
@@ -125,15 +115,15 @@ class TestDecoding:
         module, x = self.module(), torch.randn(2, 40, 24)
         wanted, _ = module(x, x, x, is_causal=True)
         cache = module.new_cache(2)
-        self.decoded(module, cache, x[:, :30], [30])
+        decoded(module, cache, x[:, :30], [30])
         loaded = module.new_cache(2)
         loaded.load_state_dict(cache.state_dict())
         assert cache.nbytes > 0 and "length=[30, 30]" in repr(cache)
         for other, order in ((cache.clone(), [0, 1]), (loaded, [0, 1]), (cache, [1, 0, 1])):
             other.reorder(torch.tensor(order))
-            got = self.decoded(module, other, x[order, 30:], [4, 1, 5])
+            got = decoded(module, other, x[order, 30:], [4, 1, 5])
             torch.testing.assert_close(got, wanted[order, 30:], rtol=1e-5, atol=1e-5)
-        fresh = self.decoded(module, cache.reset(), x[[1, 0, 1], :1], [1])
+        fresh = decoded(module, cache.reset(), x[[1, 0, 1], :1], [1])
         torch.testing.assert_close(fresh, wanted[[1, 0, 1], :1], rtol=1e-5, atol=1e-5)
 
     @torch.no_grad()
@@ -144,13 +134,13 @@ class TestDecoding:
         wanted, _ = module(x, x, x, is_causal=True)
         assert wanted.isnan().any(-1).sum() == 2
         cache = module.new_cache(2)
-        got = self.decoded(module, cache, x, sizes)
+        got = decoded(module, cache, x, sizes)
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
         loaded = module.new_cache(2)
         loaded.load_state_dict(cache.state_dict())
         for other in (cache, loaded):
-            assert self.decoded(module, other, torch.randn(2, 3, 24), [3]).isfinite().all()
-        assert self.decoded(module, cache.reset(), x[:, :4], [4]).isfinite().all()
+            assert decoded(module, other, torch.randn(2, 3, 24), [3]).isfinite().all()
+        assert decoded(module, cache.reset(), x[:, :4], [4]).isfinite().all()
 
     def test_an_order_of_any_integers_outside_of_inference_mode(self):
         module, x = self.module(), torch.randn(2, 6, 24)
@@ -162,11 +152,11 @@ class TestDecoding:
         ):
             with torch.inference_mode():
                 cache = module.new_cache(2)
-                self.decoded(module, cache, x[:, :4], [4])
+                decoded(module, cache, x[:, :4], [4])
                 cache = cache.clone().reorder(order)
             with torch.no_grad():
                 rows = torch.as_tensor(order).long()
-                got = self.decoded(module, cache, x[rows, 4:], [1, 1])
+                got = decoded(module, cache, x[rows, 4:], [1, 1])
             torch.testing.assert_close(got, wanted[rows, 4:], rtol=1e-5, atol=1e-5)
 
     @torch.no_grad()
@@ -179,11 +169,11 @@ class TestDecoding:
         x = torch.randn(2, 1300, 24)
         y = x.clone()
         y[0, 1200] = bad
-        wanted, got = (self.decoded(module, module.new_cache(2), z, [1100, 200]) for z in (x, y))
+        wanted, got = (decoded(module, module.new_cache(2), z, [1100, 200]) for z in (x, y))
         assert torch.equal(got[1], wanted[1])
         torch.testing.assert_close(got[0, :1200], wanted[0, :1200], rtol=1e-5, atol=1e-5)
         assert got[0, 1210:].isfinite().all()  # behind both convolutions
-        stepped = self.decoded(module, module.new_cache(2), y, [1200, *[1] * 100])
+        stepped = decoded(module, module.new_cache(2), y, [1200, *[1] * 100])
         torch.testing.assert_close(
             got[0, 1200:], stepped[0, 1200:], rtol=1e-4, atol=1e-4, equal_nan=True
         )
@@ -193,10 +183,10 @@ class TestDecoding:
         module, x = self.module(), torch.randn(2, 12, 24)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             wanted, _ = module(x, x, x, is_causal=True)
-            got = self.decoded(module, module.new_cache(2), x, [5] + [1] * 7)
+            got = decoded(module, module.new_cache(2), x, [5] + [1] * 7)
         torch.testing.assert_close(got.float(), wanted.float(), rtol=0.02, atol=0.02)
         module, x = module.bfloat16(), x.bfloat16()
-        got = self.decoded(module, module.new_cache(2), x, [5] + [1] * 7)
+        got = decoded(module, module.new_cache(2), x, [5] + [1] * 7)
         assert got.dtype is torch.bfloat16
         torch.testing.assert_close(got.float(), wanted.float(), rtol=0.05, atol=0.05)
 
@@ -204,19 +194,19 @@ class TestDecoding:
         module, x = self.module(), torch.randn(2, 5, 24)
         cache = module.new_cache(2)
         with torch.no_grad():
-            self.decoded(module, cache, x, [5])
+            decoded(module, cache, x, [5])
         before = cache.state_dict()
         module.requires_grad_(False)
         module.short_conv_weight.requires_grad_()
         with pytest.raises(RuntimeError, match="requires grad"):
-            self.decoded(module, cache, x, [5])
+            decoded(module, cache, x, [5])
         assert all(torch.equal(x, before[name]) for name, x in cache.state_dict().items())
 
     @torch.no_grad()
     def test_a_refused_call_changes_nothing(self):
         module, x = self.module(), torch.randn(2, 5, 24)
         cache = module.new_cache(2)
-        self.decoded(module, cache, x, [5])
+        decoded(module, cache, x, [5])
         before = cache.state_dict()
         hidden = torch.tensor([[True], [False]])
         with pytest.raises(ValueError, match="key_padding_mask must be of left padding"):

@@ -4,41 +4,29 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import EXPECTED, SAMPLED  # noqa: E402
+from cases.attention import EXPECTED, SAMPLED, tokens  # noqa: E402
+from cases.decoding import decoded  # noqa: E402
 
 from lshkit.attention import Soft, YosoAttention  # noqa: E402
 
 
-def tokens(n=40, size=24, batch=2):
-    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(3))
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("conv_window", [None, 1, 5])
+@pytest.mark.parametrize("options", [{}, {"conv_window": 1}, {"conv_window": 5}, {"short_conv": 4}])
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
-def test_module(normalize, conv_window, masked):
-    options = {"estimator": SAMPLED, "normalize": normalize, "conv_window": conv_window}
+def test_module(normalize, options, masked):
+    options = {"estimator": SAMPLED, "normalize": normalize} | options
     torch.manual_seed(0)  # no projection near zero, where the rounding of chunks flips a bit
     module = YosoAttention(24, 3, dropout=0.5, **options).eval()
-    x = tokens()
+    x = tokens(40, seed=3)
     ignored = None
     if masked:
         ignored = torch.zeros(2, 40, dtype=torch.bool)
         ignored[0, :7] = True
     expected, _ = module(x, x, x, key_padding_mask=ignored, is_causal=True)
     for sizes in ([1] * 40, [20, 1, 2, 17], [0, 40]):
-        state, outs, first = module.new_state(2), [], 0
-        for size in sizes:
-            part = x[:, first : first + size]
-            part_ignored = None if ignored is None else ignored[:, first : first + size]
-            out, weights = module(
-                part, part, part, key_padding_mask=part_ignored, is_causal=True, state=state
-            )
-            assert weights is None
-            outs.append(out)
-            first += size
-        torch.testing.assert_close(torch.cat(outs, 1), expected)
+        state = module.new_state(2)
+        torch.testing.assert_close(decoded(module, state, x, sizes, ignored), expected)
         assert state.length.tolist() == ([33, 40] if masked else [40, 40])
 
 
@@ -47,7 +35,7 @@ def test_module(normalize, conv_window, masked):
 def test_module_state_keeps_the_convolutions(options):
     """In a copy, a saved state and another order of the sequences."""
     module = YosoAttention(24, 3, estimator=SAMPLED, **options).eval()
-    x = tokens()
+    x = tokens(40, seed=3)
     expected, _ = module(x, x, x, is_causal=True)
     state = module.new_state(2)
     module(*[x[:, :30]] * 3, is_causal=True, state=state)
@@ -65,7 +53,7 @@ def test_module_state_keeps_the_convolutions(options):
 @torch.no_grad()
 def test_module_without_a_batch():
     module = YosoAttention(24, 3, estimator=SAMPLED, conv_window=3).eval()
-    x = tokens(batch=1)[0]
+    x = tokens(40, batch=1)[0]
     state = module.new_state(1)
     out = torch.cat([module(*[row[None]] * 3, is_causal=True, state=state)[0] for row in x])
     torch.testing.assert_close(out, module(x, x, x, is_causal=True)[0])

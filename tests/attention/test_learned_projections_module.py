@@ -4,15 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases.attention import tokens
 
 from lshkit.attention import Sampled, Soft, YosoAttention, YosoState, yoso_attention
 
 SOFT = Soft(hasher="hyperplane", n_bits=4, n_hashes=6)
 LEARN = {"estimator": SOFT, "learn": ["planes", "sharpness"]}
-
-
-def tokens(length=11, seed=0):
-    return torch.randn(2, length, 24, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("unit_norm", ["l2", "lift"])
@@ -45,7 +42,7 @@ def test_module_uses_what_it_learns(unit_norm):
 
 def test_module_learns():
     torch.manual_seed(0)
-    x, target = tokens(64), tokens(64, 1).cumsum(1)
+    x, target = tokens(64), tokens(64, seed=1).cumsum(1)
     module = YosoAttention(24, 3, **LEARN)
     learned = [module.planes, module.log_sharpness]
     optimizer = torch.optim.Adam(learned, lr=0.05)

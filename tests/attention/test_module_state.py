@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cases.attention import tokens  # noqa: E402
 from torch import nn  # noqa: E402
 
 from lshkit.attention import (  # noqa: E402
@@ -24,10 +25,6 @@ LEARNERS = [
 ]
 
 
-def tokens(size=24, seed=0):
-    return torch.randn(2, 11, size, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize(
     "more", [{}, {"conv_window": 3, "estimator": Soft(), "learn": ["sharpness"]}]
 )
@@ -39,7 +36,7 @@ def test_to_multihead_attention_and_back(sizes, bias, more):
     weights = module.multihead_state_dict()
     assert weights.keys() == multihead.state_dict().keys()
     multihead.load_state_dict(weights)
-    inputs = tokens(), tokens(module.kdim, 1), tokens(module.vdim, 2)
+    inputs = tokens(), tokens(size=module.kdim, seed=1), tokens(size=module.vdim, seed=2)
     assert multihead(*inputs)[0].shape == module(*inputs)[0].shape
 
     back = YosoAttention(24, 3, bias=bias, **sizes, **more).eval()

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases.attention import EXPECTED, SAMPLED, padding_mask, tokens  # noqa: E402
+from cases.decoding import decoded  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
@@ -128,13 +129,8 @@ def test_decoding_equals_the_causal_forward(conv_window, width, masked, estimato
         ignored[0, :7] = True
     expected, _ = module(x, x, x, key_padding_mask=ignored, is_causal=True)
     for sizes in ([1] * 40, [20, 1, 0, 2, 17], [0, 40]):
-        state, outs, first = module.new_state(2), [], 0
-        for size in sizes:
-            part = x[:, first : first + size]
-            mask = None if ignored is None else ignored[:, first : first + size]
-            outs.append(module(part, part, part, mask, is_causal=True, state=state)[0])
-            first += size
-        torch.testing.assert_close(torch.cat(outs, 1), expected)
+        got = decoded(module, module.new_state(2), x, sizes, ignored)
+        torch.testing.assert_close(got, expected)
 
 
 @torch.no_grad()

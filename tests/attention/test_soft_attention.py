@@ -10,6 +10,7 @@ from cases.attention import (
     SAMPLED,
     attention_inputs,
     bits_of_margins,
+    normalized,
     padding_mask,
 )
 
@@ -74,14 +75,14 @@ def attend(query_features, key_features, value, mask, is_causal, normalize):
         pairs = pairs.tril()
     if mask is not None:
         pairs = pairs * mask[:, None, None]
-    out = pairs @ value
-    if normalize == "l2":
-        norm = out.norm(dim=-1, keepdim=True)
-        out = torch.where(norm > 1e-12, out / norm.clamp(min=1e-12), 0)
-    elif normalize == "sum":
-        total = pairs.sum(-1, keepdim=True)
-        out = torch.where(total > 0, out / total.clamp(min=1e-300), 0)
-    return out
+    return normalized(pairs, value, normalize)
+
+
+def attention_of(mask=None, **options):
+    """A function of queries, keys, values and sharpness."""
+    return lambda *tensors: yoso_attention(
+        *tensors[:3], mask, parameters={"sharpness": tensors[3]}, **options
+    )
 
 
 def run(function, inputs, grad_out):
@@ -120,17 +121,8 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
         *(torch_ops.FAMILY[hasher], n_bits, n_hashes, *probes, is_causal, 0),
     )
     for normalize in NORMALIZE:
-
-        def ours(query, key, value, sharpness, normalize=normalize):
-            return yoso_attention(
-                *(query, key, value, mask),
-                is_causal=is_causal,
-                causal_offset=0,
-                estimator=estimator,
-                parameters={"sharpness": sharpness},
-                normalize=normalize,
-                seed=3,
-            )
+        options = {"is_causal": is_causal, "causal_offset": 0, "normalize": normalize, "seed": 3}
+        ours = attention_of(mask, estimator=estimator, **options)
 
         def dense(query, key, value, sharpness, normalize=normalize):
             features = []
@@ -157,16 +149,8 @@ def test_all_buckets_need_no_selection(n_bits, n_q, n_k, is_causal, normalize):
     sharpness = torch.tensor(0.8)
     parameters = parameters_of(5, 2, 20, n_bits, 4, "hadamard")
 
-    def ours(query, key, value, sharpness):
-        return yoso_attention(
-            *(query, key, value),
-            is_causal=is_causal,
-            causal_offset=0,
-            estimator=Soft(n_bits=n_bits, n_hashes=4, n_probes=2**n_bits),
-            parameters={"sharpness": sharpness},
-            normalize=normalize,
-            seed=5,
-        )
+    options = {"is_causal": is_causal, "causal_offset": 0, "normalize": normalize, "seed": 5}
+    ours = attention_of(estimator=Soft(n_bits=n_bits, n_hashes=4, n_probes=2**n_bits), **options)
 
     def dense(query, key, value, sharpness):
         features = (
@@ -188,15 +172,8 @@ def test_equals_the_reference(normalize):
     parameters = parameters_of(1, 2, 20, 4, 3, "hadamard")
     beta = np.array([1.3, 2.2])
 
-    def ours(query, key, value, sharpness):
-        return yoso_attention(
-            *(query, key, value, mask),
-            estimator=Soft(n_bits=4, n_hashes=3, n_probes=(4, 2)),
-            parameters={"sharpness": sharpness},
-            normalize=normalize,
-            seed=1,
-        )
-
+    estimator = Soft(n_bits=4, n_hashes=3, n_probes=(4, 2))
+    ours = attention_of(mask, estimator=estimator, normalize=normalize, seed=1)
     tensors = inputs.query, inputs.key, inputs.value, torch.from_numpy(beta)
     got = run(ours, [x.clone().requires_grad_() for x in tensors], inputs.grad_out)
     arrays = [x.double().numpy() for x in (inputs.query, inputs.key, inputs.value)]
@@ -362,20 +339,28 @@ def test_saved_floats_may_be_rounded():
         assert (a - b).norm() < 0.02 * b.norm()
 
 
-def test_operators_keep_torch_s_rules():
+@pytest.mark.parametrize("hasher", ["hadamard", "hyperplane"])
+def test_operators_keep_torch_s_rules(hasher):
     inputs = attention_inputs(7, 9, 8, 5, heads=2)
     tensors = [x.requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
-    parameters = parameters_of(0, 2, 8, 4, 3, "hadamard")
+    parameters = parameters_of(0, 2, 8, 4, 3, hasher).requires_grad_(hasher == "hyperplane")
     sharpness = torch.tensor([1.0, 2.0], requires_grad=True)
-    options = torch_ops.FAMILY["hadamard"], 4, 3, 4, 2, False, 2
+    options = torch_ops.FAMILY[hasher], 4, 3, 4, 2, False, 2
     args = *tensors, padding_mask(2, 9), None, None, parameters, sharpness, *options
     ops = torch.ops.lshkit
     torch.library.opcheck(ops.soft_attention, args)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
     out, *codes = ops.soft_attention(*args)
-    for output_mask in ([True] * 4, [False, False, False, True], [False, True, True, False]):
-        backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], False, output_mask
-        torch.library.opcheck(ops.soft_attention_backward, backward)
+    masks = (
+        [True] * 4,
+        [False] * 3 + [True],
+        [False, True, True, False],
+        [False, True, False, False],
+    )
+    for of_planes in {False, hasher == "hyperplane"}:
+        for output_mask in masks:
+            backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], of_planes, output_mask
+            torch.library.opcheck(ops.soft_attention_backward, backward)
 
 
 def test_compiles_and_maps():

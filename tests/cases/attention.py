@@ -147,6 +147,15 @@ def softmax_of_cosines(query, key, value, scale, hidden=None):
     return scores.softmax(-1) @ value
 
 
+def normalized(weights, value, normalize):
+    """weights @ value over their norm or the sum of the weights; zeros where that is zero."""
+    out = weights @ value
+    if normalize is None:
+        return out
+    size = (out.norm if normalize == "l2" else weights.sum)(dim=-1, keepdim=True)
+    return torch.where(size > 0, out / torch.where(size > 0, size, 1), 0)
+
+
 def dense_attention(query, key, value, mask, is_causal, n_bits, normalize, scale=None):
     """YOSO-E in plain torch, for autograd: equation 2 with its expectation.
 
@@ -159,7 +168,4 @@ def dense_attention(query, key, value, mask, is_causal, n_bits, normalize, scale
         weights = weights.tril()
     if mask is not None:
         weights = weights * mask[:, None, None]
-    raw = weights @ value
-    if normalize == "l2":
-        return F.normalize(raw, dim=-1)
-    return raw / weights.sum(-1, keepdim=True) if normalize == "sum" else raw
+    return normalized(weights, value, normalize)

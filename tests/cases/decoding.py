@@ -56,6 +56,19 @@ def in_chunks(state, tensors, sizes, mask=None):
     return torch.cat(outs, 2)
 
 
+def decoded(module, state, x, sizes, ignored=None):
+    """Causal self-attention of a module, so many positions a call."""
+    outs, first = [], 0
+    for size in sizes:
+        rows = slice(first, first + size)
+        hidden = None if ignored is None else ignored[:, rows]
+        out, weights = module(*[x[:, rows]] * 3, hidden, is_causal=True, state=state)
+        assert weights is None
+        outs.append(out)
+        first += size
+    return torch.cat(outs, 1)
+
+
 def same_contents(a, b):
     a, b = a.state_dict(), b.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,6 +1,7 @@
 """Plain float64 densities, the oracle of the density tests, and sketches of one size."""
 
 import math
+import pickle
 
 import numpy as np
 from scipy.special import logsumexp
@@ -28,6 +29,14 @@ def clustered(n, d, n_clusters, scale=0.1, seed=0, n_queries=64):
         for k in (n, n_queries)
     )
     return rows, queries
+
+
+def reloaded(estimator, way, folder):
+    """A copy by way of a "file" in that folder, or of a "pickle"."""
+    if way == "pickle":
+        return pickle.loads(pickle.dumps(estimator))
+    estimator.save(folder / "saved")
+    return type(estimator).load(folder / "saved")
 
 
 def sketch(kernel="angular", **options):

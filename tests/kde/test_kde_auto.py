@@ -1,10 +1,8 @@
 """Picks of LSHKernelDensity: tuning, files, threads, and what its methods stand on."""
 
-import pickle
-
 import numpy as np
 import pytest
-from cases.kde import clustered, log_mean
+from cases.kde import clustered, log_mean, reloaded
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lshkit import _C, hashing
@@ -31,11 +29,7 @@ def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch
     density.tune(queries)
     assert density.report_["queries"] == "given"
     monkeypatch.setattr(pilot, "choose", None)  # no pilot runs again
-    if way == "file":
-        density.save(tmp_path / "density.npz")
-        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
-    else:
-        loaded = pickle.loads(pickle.dumps(density))
+    loaded = reloaded(density, way, tmp_path)
     assert np.array_equal(loaded.score_samples(queries), density.score_samples(queries))
     assert loaded.report_ == density.report_ and loaded.algorithm_ == algorithm
 
@@ -60,12 +54,8 @@ def test_parameters_set_after_fitting_wait_for_the_next(kernel, algorithm, chang
     before = density.score_samples(queries)
     drawn = None if algorithm == "bucket_sum" else density.sample(9, random_state=0)
     density.set_params(**changes)
-    if way == "file":
-        density.save(tmp_path / "density.npz")
-        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
-    else:
-        loaded = pickle.loads(pickle.dumps(density))
-    for one in (density, loaded, pickle.loads(pickle.dumps(loaded))):
+    loaded = reloaded(density, way, tmp_path)
+    for one in (density, loaded, reloaded(loaded, "pickle", tmp_path)):
         assert np.array_equal(one.score_samples(queries), before) and one.bandwidth_ == 1.0
         if algorithm != "bucket_sum":
             assert np.array_equal(one.sample(9, random_state=0), drawn)
@@ -95,8 +85,7 @@ def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
     for algorithm in ("auto", "random", "near_far"):
         density = LSHKernelDensity(algorithm=algorithm, normalize=np.bool_(True), **numbers)
         score = density.fit(rows).score_samples(queries[:9])
-        density.save(tmp_path / "density.npz")
-        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+        loaded = reloaded(density, "file", tmp_path)
         assert np.array_equal(loaded.score_samples(queries[:9]), score)
         density.tune(queries)
         density.save(tmp_path / "density.npz")

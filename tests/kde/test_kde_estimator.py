@@ -1,10 +1,10 @@
 """LSHKernelDensity as a scikit-learn estimator: contract, files, bad input."""
 
 import io
-import pickle
 
 import numpy as np
 import pytest
+from cases.kde import reloaded
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
@@ -53,11 +53,7 @@ VARIANTS = {
 @pytest.mark.parametrize("way", ["file", "pickle"])
 def test_saved_and_loaded(name, way, tmp_path):
     density = LSHKernelDensity(**VARIANTS[name]).fit(ROWS, sample_weight=WEIGHTS)
-    if way == "file":
-        density.save(tmp_path / "density.npz")
-        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
-    else:
-        loaded = pickle.loads(pickle.dumps(density))
+    loaded = reloaded(density, way, tmp_path)
     assert np.array_equal(loaded.kernel_mean(QUERIES), density.kernel_mean(QUERIES))
     for one, other in zip(loaded.get_params().values(), density.get_params().values(), strict=True):
         assert np.array_equal(one, other)

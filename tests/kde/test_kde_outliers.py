@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from cases.kde import reloaded
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.exceptions import NotFittedError
@@ -316,11 +317,7 @@ def test_queries_change_nothing_and_threads_agree():
 @pytest.mark.parametrize("way", ["file", "pickle"])
 def test_saved_and_loaded(name, way, tmp_path):
     detector = detector_of(name, contamination=0.05).fit(ROWS)
-    if way == "file":
-        detector.save(tmp_path / "detector")
-        loaded = LSHOutlierDetector.load(tmp_path / "detector")
-    else:
-        loaded = pickle.loads(pickle.dumps(detector))
+    loaded = reloaded(detector, way, tmp_path)
     queries = np.r_[ROWS[::50], OTHERS]
     assert loaded.offset_ == detector.offset_
     assert np.array_equal(loaded.score_samples(queries), detector.score_samples(queries))
