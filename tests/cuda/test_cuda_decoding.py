@@ -105,25 +105,6 @@ def test_soft_codes(cuda_device, normalize, n_probes):
     assert same_contents(state, other)
 
 
-def test_rows_that_are_not_finite(cuda_device):
-    query, key, value = tensors = inputs(cuda_device, n=12)
-    query[0, 1, 7, 3] = key[1, 1, 0] = torch.nan
-    query[1, 0, 11, 0] = torch.inf
-    key[0, 2, 4, 5] = -torch.inf
-    key[1, 2, 3] = query[1, 2, 9] = 0
-    steps = in_steps(state_for(*tensors), tensors)
-    wanted = causal(*tensors)
-    torch.testing.assert_close(steps, wanted, equal_nan=True, **TOLERANCE[torch.float32])
-    assert steps[0, 1, 7].isnan().all() and steps.isnan().any(-1).sum() == 2
-
-
-def test_strided_tensors(cuda_device):
-    tensors = inputs(cuda_device, n=9)
-    wanted = in_steps(state_for(*tensors), tensors)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
-    assert torch.equal(in_steps(state_for(*tensors), strided), wanted)
-
-
 def test_the_state_as_a_thing(cuda_device):
     tensors = inputs(cuda_device, n=9)
     state = state_for(*tensors, normalize="sum")
@@ -144,21 +125,15 @@ def test_the_state_as_a_thing(cuda_device):
     assert torch.equal(state.prefill(*tensors), first)
 
 
-@pytest.mark.parametrize("options", [{}, {"conv_window": 5}, {"short_conv": 4}])
-def test_module(cuda_device, options):
+@torch.no_grad()
+def test_a_module_of_another_seed(cuda_device):
     sampled = Sampled(n_bits=4, n_hashes=8, expectation="never")
-    torch.manual_seed(0)
-    module = YosoAttention(16, 2, **options, estimator=sampled, seed=0).to(cuda_device).eval()
-    x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).to(cuda_device)
-    state = module.new_state(2)
-    with torch.no_grad():
-        wanted, _ = module(x, x, x, is_causal=True)
-        pieces = [x[:, i : i + 1] for i in range(7)]
-        steps = [module(p, p, p, is_causal=True, state=state)[0] for p in pieces]
-    torch.testing.assert_close(torch.cat(steps, 1), wanted, **TOLERANCE[torch.float32])
+    module = YosoAttention(16, 2, estimator=sampled, seed=0).to(cuda_device).eval()
+    x, state = torch.zeros(2, 1, 16, device=cuda_device), module.new_state(2)
+    module(x, x, x, is_causal=True, state=state)
     module.hash_seed.add_(1)
-    with pytest.raises(ValueError, match="state must have the module's seed"), torch.no_grad():
-        module(pieces[0], pieces[0], pieces[0], is_causal=True, state=state)
+    with pytest.raises(ValueError, match="state must have the module's seed"):
+        module(x, x, x, is_causal=True, state=state)
 
 
 def test_errors(cuda_device):
