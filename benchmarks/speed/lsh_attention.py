@@ -20,10 +20,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import write_json
 from benchmarks.measurement import (
+    BACKWARD,
+    CAUSAL,
+    FORWARD,
     best_in_turns,
     figure,
     machine,
     milliseconds,
+    of_pass,
     pin_to_one_cpu,
     table,
 )
@@ -49,20 +53,10 @@ def measure(n, seconds):
     leaves = [x.clone().requires_grad_() for x in tensors]
     grad_out = torch.ones_like(tensors[0])
 
-    def forward(attend, is_causal=False):
-        with torch.no_grad():
-            attend(*tensors, is_causal=is_causal)
-
-    def causal(attend):
-        forward(attend, is_causal=True)
-
-    def both(attend):
-        torch.autograd.grad(attend(*leaves), leaves, grad_out)
-
     named = attentions()
     results = {}
-    for name, run in (("forward", forward), ("causal", causal), ("forward + backward", both)):
-        calls = {side: lambda a=attend, r=run: r(a) for side, attend in named.items()}
+    for name, which in (("forward", FORWARD), ("causal", CAUSAL), ("forward + backward", BACKWARD)):
+        calls = {side: of_pass(attend, which, leaves, grad_out) for side, attend in named.items()}
         results[name] = best_in_turns(calls, seconds)
     results["pairs"] = {SOFTMAX: 1.0}
     for n_bits, n_hashes in SETTINGS:

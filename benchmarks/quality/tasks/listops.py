@@ -10,6 +10,7 @@ scaled down: the Long Range Arena takes 500 to 2000 tokens.
 
 import functools
 import random
+from statistics import median
 
 import torch
 
@@ -21,14 +22,8 @@ PAD, CLOSE, FIRST_OPERATOR, FIRST_DIGIT = 0, 1, 2, 6
 OPERATOR_PART, MAX_DEPTH, MAX_ARGUMENTS = 0.25, 10, 10
 
 
-def median(values: list[int]) -> int:
-    """The middle; of an even number of values the mean of the two middle ones, rounded down."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2
-
-
-MEANING = (min, max, median, lambda values: sum(values) % 10)
+# Of the two values in the middle the mean, rounded down.
+MEANING = (min, max, lambda values: int(median(values)), lambda values: sum(values) % 10)
 
 
 def expression(rng: random.Random, max_length: int) -> tuple[list[int], int] | None:

@@ -9,11 +9,10 @@ one length can be asked at any other.
 import torch
 
 from benchmarks.encoder import Batch
+from benchmarks.quality.tasks.recall import ValuesOfKeys, different
 
 
-class Needle:
-    has_positions, keys_are_previous = False, True
-
+class Needle(ValuesOfKeys):
     def __init__(self, length=512, n_needles=8, n_keys=16, n_values=32, n_hay=64, gap=96):
         self.length, self.n_needles, self.gap = length, n_needles, gap
         self.n_keys, self.n_values, self.n_hay = n_keys, n_values, n_hay
@@ -28,10 +27,7 @@ class Needle:
         def numbers(high, *shape):
             return torch.randint(high, (batch_size, *shape), generator=generator)
 
-        def some_of(count, wanted):  # `wanted` different numbers below count, in each row
-            order = torch.rand(batch_size, count, generator=generator).argsort(1)
-            return order[:, :wanted]
-
+        some_of = different(batch_size, generator)
         tokens = self.n_keys + self.n_values + numbers(self.n_hay, self.length)
         tokens[:, 1::2] = self.n_keys + numbers(self.n_values, self.length // 2)
         keys, values = some_of(self.n_keys, self.n_needles), numbers(self.n_values, self.n_needles)
@@ -44,20 +40,7 @@ class Needle:
         asked[:, -self.n_needles :] = True
         return Batch(tokens, None, asked, values.gather(1, order).flatten())
 
-    def training(self, batch_size: int, generator: torch.Generator) -> Batch:
-        return self._draw(batch_size, generator)
-
-    def held_out(self, batch_size: int, n_sequences: int = 128) -> list[Batch]:
-        generator = torch.Generator().manual_seed(2**40)
-        return [
-            self._draw(min(batch_size, n_sequences - start), generator)
-            for start in range(0, n_sequences, batch_size)
-        ]
-
     def at_length(self, length: int) -> "Needle":
         """The same task in more or less hay."""
         sizes = ("n_needles", "n_keys", "n_values", "n_hay", "gap")
         return Needle(length, **{name: getattr(self, name) for name in sizes})
-
-    def guess(self) -> float:
-        return 1 / self.n_values

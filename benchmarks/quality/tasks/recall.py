@@ -13,9 +13,35 @@ from benchmarks.encoder import Batch
 BLANK = 0
 
 
-class Recall:
+def different(batch_size: int, generator: torch.Generator):
+    """some_of(count, wanted): in each row so many different numbers below count."""
+
+    def some_of(count, wanted):
+        return torch.rand(batch_size, count, generator=generator).argsort(1)[:, :wanted]
+
+    return some_of
+
+
+class ValuesOfKeys:
+    """Batches of what `_draw` makes, where keys are to answer with one of `n_values`."""
+
     has_positions, keys_are_previous = False, True
 
+    def training(self, batch_size: int, generator: torch.Generator) -> Batch:
+        return self._draw(batch_size, generator)
+
+    def held_out(self, batch_size: int, n_sequences: int = 128) -> list[Batch]:
+        generator = torch.Generator().manual_seed(2**40)
+        return [
+            self._draw(min(batch_size, n_sequences - start), generator)
+            for start in range(0, n_sequences, batch_size)
+        ]
+
+    def guess(self) -> float:
+        return 1 / self.n_values
+
+
+class Recall(ValuesOfKeys):
     def __init__(self, length=256, n_pairs=32, n_questions=32, n_keys=64, n_values=64, gap=96):
         self.length, self.n_pairs, self.n_questions, self.gap = length, n_pairs, n_questions, gap
         self.n_keys, self.n_values = n_keys, n_values
@@ -29,10 +55,7 @@ class Recall:
             )
 
     def _draw(self, batch_size: int, generator: torch.Generator) -> Batch:
-        def some_of(count, wanted):  # `wanted` different numbers below count, in each row
-            order = torch.rand(batch_size, count, generator=generator).argsort(1)
-            return order[:, :wanted]
-
+        some_of = different(batch_size, generator)
         keys = some_of(self.n_keys, self.n_pairs)
         values = torch.randint(
             self.n_values, (batch_size, self.n_pairs), generator=generator, dtype=torch.int64
@@ -49,16 +72,3 @@ class Recall:
         tokens.scatter_(1, places, 1 + keys.gather(1, which))
         asked = torch.zeros(batch_size, self.length, dtype=torch.bool).scatter_(1, places, True)
         return Batch(tokens, None, asked, values.gather(1, which).flatten())
-
-    def training(self, batch_size: int, generator: torch.Generator) -> Batch:
-        return self._draw(batch_size, generator)
-
-    def held_out(self, batch_size: int, n_sequences: int = 128) -> list[Batch]:
-        generator = torch.Generator().manual_seed(2**40)
-        return [
-            self._draw(min(batch_size, n_sequences - start), generator)
-            for start in range(0, n_sequences, batch_size)
-        ]
-
-    def guess(self) -> float:
-        return 1 / self.n_values

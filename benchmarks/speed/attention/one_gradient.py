@@ -2,7 +2,16 @@
 
 import torch
 
-from benchmarks.measurement import BACKWARD, FORWARD, Section, figure, inputs, milliseconds, table
+from benchmarks.measurement import (
+    BACKWARD,
+    FORWARD,
+    Section,
+    figure,
+    inputs,
+    milliseconds,
+    of_pass,
+    table,
+)
 from benchmarks.speed.attention.options import LENGTHS, QUICK_LENGTHS, SOFT_OPTIONS, sampled, soft
 
 WANTED = {  # of query, key and value
@@ -22,21 +31,13 @@ def forward_and_gradients(attention, tensors, wanted):
     return lambda: torch.autograd.grad(attention(*given), leaves, grad_out)
 
 
-def forward_alone(attention, tensors):
-    def call():
-        with torch.no_grad():
-            attention(*tensors)
-
-    return call
-
-
 def one_gradient(lengths, stopwatch):
     results = {}
     for n in lengths:
         tensors = inputs(n)
         results[n] = {
             side: stopwatch.in_turns(
-                {FORWARD: forward_alone(attention, tensors)}
+                {FORWARD: of_pass(attention, FORWARD, tensors)}
                 | {
                     name: forward_and_gradients(attention, tensors, wanted)
                     for name, wanted in WANTED.items()
