@@ -157,7 +157,7 @@ def plan(sizes):
                 return merged(parts)
 
             X = da.ones((n_blocks, N_FEATURES), chunks=(1, N_FEATURES), dtype=np.float32)
-            root = tree(mapped(of_block, parameters, row_blocks("X", X)), add)
+            root = tree(mapped(of_block, parameters, row_blocks(X)), add)
             root.compute(scheduler="synchronous")
             sizes_of = [x for parts in added for x in parts]
             row = {"sketch": name, "blocks": n_blocks, "additions": len(added)}

@@ -207,7 +207,8 @@ def packed_starts(
     return query_starts, key_starts
 
 
-def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
+def check_starts(name: str, starts: Any) -> None:
+    """That these may be starts of packed sequences, whatever their values."""
     if not isinstance(starts, Tensor):
         raise TypeError(f"{name} must be an integer tensor, got {type(starts).__name__}")
     if starts.dtype not in (torch.int32, torch.int64):
@@ -217,6 +218,10 @@ def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
             f"{name} must have shape (sequences + 1,), at least one sequence, "
             f"got {tuple(starts.shape)}"
         )
+
+
+def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
+    check_starts(name, starts)
     if starts.device != x.device:
         raise ValueError(f"{name} must be on {x.device}, got a tensor on {starts.device}")
     n_rows = x.shape[-2]

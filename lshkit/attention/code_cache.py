@@ -124,7 +124,9 @@ class CodeCache:
         self.n_bits = checks.integer("n_bits", n_bits, 64, 256)
         if self.n_bits % 64:
             raise ValueError(f"n_bits must be a multiple of 64, got {n_bits}")
-        self.epsilon = _between("epsilon", epsilon)
+        self.epsilon = checks.positive("epsilon", epsilon)
+        if self.epsilon >= 1:
+            raise ValueError(f"epsilon must be in (0, 1), got {self.epsilon!r}")
         self.delta = checks.positive("delta", delta)
         if self.delta > 0.2:
             raise ValueError(f"delta must be in (0, 0.2], got {delta!r}")
@@ -385,10 +387,3 @@ class CodeCache:
 def normal_quantile(delta: float) -> float:
     """z with a standard normal within -z and z with probability 1 - delta."""
     return -statistics.NormalDist().inv_cdf(delta / 2)
-
-
-def _between(name: str, value: Any) -> float:
-    value = checks.positive(name, value)
-    if value >= 1:
-        raise ValueError(f"{name} must be in (0, 1), got {value!r}")
-    return value

@@ -61,14 +61,12 @@ def as_n_buckets(n_buckets: int) -> int:
         raise ValueError(f"{error}: {_TO_FOLD}") from None
 
 
-def as_codes(
-    name: str, codes: Any, n_buckets: int, torch: Any = None, *, cuda: bool = False
-) -> Any:
+def as_codes(name: str, codes: Any, n_buckets: int, torch: Any = None) -> Any:
     """Integer codes as contiguous uint8 (n_buckets <= 256) or uint16, each below n_buckets.
 
     The operators of torch_ops check the range themselves, so tensors of the right type pass.
     """
-    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes", cuda=cuda)
+    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes", cuda=True)
     if codes.ndim < 2 or codes.shape[-1] == 0:
         shape = tuple(codes.shape)
         raise ValueError(f"{name} must have shape (..., n, n_hashes), n_hashes >= 1, got {shape}")

@@ -68,7 +68,7 @@ def collisions(
     if on_gpu:
         small = all(x.dtype == torch.uint8 for x in given.values())
         n_buckets = 256 if small else MAX_BUCKETS
-        codes = [as_codes(name, x, n_buckets, torch, cuda=True) for name, x in given.items()]
+        codes = [as_codes(name, x, n_buckets, torch) for name, x in given.items()]
         for name, x in zip(given, codes, strict=True):
             if x.ndim != 2 or x.shape[1] > MAX_HASHES:
                 wanted = f"(n, n_hashes), n_hashes 1 to {MAX_HASHES}"

@@ -107,7 +107,7 @@ def _side(side: str, codes: Any, weights: Any, n_buckets: int, torch: Any) -> tu
     """Codes (..., rows, n_hashes, n_probes) and weights of the same shape or None."""
     name = f"{side}_codes"
     if weights is None:
-        return as_codes(name, codes, n_buckets, torch, cuda=True)[..., None], None
+        return as_codes(name, codes, n_buckets, torch)[..., None], None
     codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes", cuda=True)
     weights = checks.array(f"{side}_weights", weights, torch, cuda=True)
     shape = tuple(codes.shape)
@@ -120,7 +120,7 @@ def _side(side: str, codes: Any, weights: Any, n_buckets: int, torch: Any) -> tu
         raise ValueError(
             f"{side}_weights must have the shape {shape} of {name}, got {tuple(weights.shape)}"
         )
-    return as_codes(name, codes, n_buckets, torch, cuda=True), weights
+    return as_codes(name, codes, n_buckets, torch), weights
 
 
 def _check_shapes(query_codes: Any, key_codes: Any, values: Any, key_mask: Any) -> tuple[int, ...]:

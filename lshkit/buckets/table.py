@@ -143,9 +143,8 @@ class BucketTable:
         On the CPU they become a numpy array.
         """
         codes, torch = self._here("codes", codes)
-        codes = as_codes(
-            "codes", codes, self.n_buckets, None if self.device == "cpu" else torch, cuda=True
-        )
+        there = None if self.device == "cpu" else torch
+        codes = as_codes("codes", codes, self.n_buckets, there)
         shape = tuple(codes.shape)
         if shape[-1] != self.n_hashes:
             wanted = f"(..., n, {self.n_hashes})"

@@ -64,7 +64,7 @@ def spread_of_trials(terms: np.ndarray, expected: float) -> np.ndarray:
 
 
 def mean_error(
-    spread: np.ndarray, sample: int, population: int, most: float = MOST
+    spread: np.ndarray, sample: int, population: int, most: float
 ) -> tuple[float, float]:
     """Mean over the queries of the expected relative error at a sample size, and its error.
 

@@ -37,12 +37,12 @@ for _kind in _KINDS:
     OPTIONS[_kind.name] = tuple(field.name for field in dataclasses.fields(_kind))
 
 
-def estimator_of(given: Estimator | str, name: str = "estimator") -> Estimator:
+def estimator_of(given: Estimator | str) -> Estimator:
     """The estimator itself, or the one with default options that a name stands for."""
     if isinstance(given, Estimator):
         return given
     if isinstance(given, str) and given in ESTIMATORS:
         return ESTIMATORS[given]()
     classes = ", ".join(f"{kind.__name__}(...)" for kind in _KINDS)
-    message = f"{name} must be {classes} or one of {', '.join(map(repr, ESTIMATORS))}"
+    message = f"estimator must be {classes} or one of {', '.join(map(repr, ESTIMATORS))}"
     raise (ValueError if isinstance(given, str) else TypeError)(f"{message}, got {given!r}")

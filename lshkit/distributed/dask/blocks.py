@@ -62,17 +62,15 @@ class RowBlocks(NamedTuple):
     arrays: tuple[da.Array, da.Array | None] | None
 
 
-def row_blocks(
-    name: str, X: Any, sample_weight: Any = None, weights_name: str = "sample_weight"
-) -> RowBlocks:
+def row_blocks(X: Any, sample_weight: Any = None, weights_name: str = "sample_weight") -> RowBlocks:
     """The blocks of a Dask array `(n, n_features)` or dataframe, chunked by rows.
 
     sample_weight: a Dask array `(n,)`, or a series of as many partitions for a dataframe.
     TypeError, ValueError: anything else, chunks along features, an array's unknown chunk sizes.
     """
     if is_dataframe(X):
-        return _frame_blocks(name, X, sample_weight, weights_name)
-    X = check_array(name, X)
+        return _frame_blocks(X, sample_weight, weights_name)
+    X = check_array(X)
     rows = X.to_delayed().reshape(-1).tolist()
     weights = [None] * len(rows)
     if sample_weight is not None:
@@ -92,25 +90,25 @@ def row_blocks(
     return RowBlocks(rows, weights, list(X.chunks[0]), X.shape[1], X.dtype, None, arrays)
 
 
-def check_array(name: str, X: Any) -> da.Array:
+def check_array(X: Any) -> da.Array:
     """A Dask array of rows, or the TypeError or ValueError of `row_blocks`."""
     if not isinstance(X, da.Array):
         raise TypeError(
-            f"{name} must be a Dask array or dataframe, got {type(X).__name__}: "
+            f"X must be a Dask array or dataframe, got {type(X).__name__}: "
             "dask.array.from_array(x, chunks=(100_000, -1)) makes one"
         )
     if X.ndim != 2:
-        raise ValueError(f"{name} must have shape (n_rows, n_features), got {X.shape}")
+        raise ValueError(f"X must have shape (n_rows, n_features), got {X.shape}")
     if X.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold real numbers, got dtype {X.dtype}")
+        raise TypeError(f"X must hold real numbers, got dtype {X.dtype}")
     if any(map(math.isnan, X.shape)):
         raise ValueError(
-            f"{name} has unknown chunk sizes, {X.chunks}: call {name}.compute_chunk_sizes() first"
+            f"X has unknown chunk sizes, {X.chunks}: call X.compute_chunk_sizes() first"
         )
     if len(X.chunks[1]) != 1:
         raise ValueError(
-            f"{name} must be chunked by rows alone, its features are in chunks of {X.chunks[1]}: "
-            f"{name}.rechunk({{1: -1}}) joins them"
+            f"X must be chunked by rows alone, its features are in chunks of {X.chunks[1]}: "
+            "X.rechunk({1: -1}) joins them"
         )
     return X
 
@@ -120,25 +118,25 @@ def is_dataframe(X: Any) -> bool:
     return is_dask_collection(X) and hasattr(X, "columns") and hasattr(X, "npartitions")
 
 
-def _frame_blocks(name: str, X: Any, sample_weight: Any, weights_name: str) -> RowBlocks:
+def _frame_blocks(X: Any, sample_weight: Any, weights_name: str) -> RowBlocks:
     rows = X.to_delayed()
     weights = [None] * len(rows)
     if sample_weight is not None:
         if not (is_dask_collection(sample_weight) and hasattr(sample_weight, "npartitions")):
             raise TypeError(
-                f"{weights_name} must be a Dask series like the dataframe {name}, got "
+                f"{weights_name} must be a Dask series like the dataframe X, got "
                 f"{type(sample_weight).__name__}"
             )
         if sample_weight.npartitions != X.npartitions:
             raise ValueError(
-                f"{weights_name} must have the {X.npartitions} partitions of {name}, got "
+                f"{weights_name} must have the {X.npartitions} partitions of X, got "
                 f"{sample_weight.npartitions}"
             )
         weights = list(np.ravel(sample_weight.to_delayed()))
     for column, column_dtype in X.dtypes.items():
         if column_dtype.kind not in "fiub" and column_dtype != np.dtype(object):
             got = f"column {column!r} of dtype {column_dtype}"
-            raise TypeError(f"{name} must hold real numbers, got {got}")
+            raise TypeError(f"X must hold real numbers, got {got}")
     single = all(x == np.float32 for x in X.dtypes)
     dtype = np.dtype(np.float32 if single else np.float64)
     columns = list(X.columns)

@@ -184,7 +184,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         n_bits = check_parameters(self)
         refuse_forgetting(self)
         client = client_of(self.client)
-        blocks = row_blocks("X", X, sample_weight)
+        blocks = row_blocks(X, sample_weight)
         lengths = blocks.lengths
         if lengths is not None and sum(lengths) == 0:
             raise ValueError("X must have at least one row, got none")
@@ -390,7 +390,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
 
     def _scores(self, X: Any, return_std: bool, log_norm: float | None) -> Any:
         """log_norm: None for kernel means."""
-        blocks = row_blocks("X", X)
+        blocks = row_blocks(X)
         check_features(self, blocks)
         return_std = checks.boolean("return_std", return_std)
         if self._sketch is not None:

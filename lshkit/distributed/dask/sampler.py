@@ -87,7 +87,7 @@ class DaskLSHSampler:
     def _made(self, X: Any, weights: Any, begin: int) -> tuple[list[Delayed], list[int]]:
         """Shards of blocks whose rows have the indices from `begin` on."""
         client = client_of(self.client)
-        blocks = row_blocks("X", X, weights, "weights")
+        blocks = row_blocks(X, weights, "weights")
         if blocks.n_features != self.hasher.n_features:
             wanted = f"(n, {self.hasher.n_features}), as the hasher has"
             raise ValueError(f"X must have shape {wanted}, got {blocks.n_features} features")

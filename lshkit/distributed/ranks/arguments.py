@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from lshkit.attention.arguments import autocast_device
+from lshkit.attention.arguments import autocast_device, check_starts
 from lshkit.attention.call import Call
 
 
@@ -46,19 +45,10 @@ def group_of(given: Any) -> dist.ProcessGroup:
 
 def sequence_starts(starts: Any) -> list[int]:
     """cu_seqlens as numbers."""
-    name = "cu_seqlens"
-    if not isinstance(starts, Tensor):
-        raise TypeError(f"{name} must be an integer tensor, got {type(starts).__name__}")
-    if starts.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, got dtype {starts.dtype}")
-    if starts.dim() != 1 or len(starts) < 2:
-        raise ValueError(
-            f"{name} must have shape (sequences + 1,), at least one sequence, got "
-            f"{tuple(starts.shape)}"
-        )
+    check_starts("cu_seqlens", starts)
     numbers: list[int] = starts.tolist()
     if numbers[0] != 0 or any(a > b for a, b in zip(numbers, numbers[1:], strict=False)):
-        raise ValueError(f"{name} must begin with 0 and not decrease, got {short(numbers)}")
+        raise ValueError(f"cu_seqlens must begin with 0 and not decrease, got {short(numbers)}")
     return numbers
 
 
