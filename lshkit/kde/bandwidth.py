@@ -9,6 +9,7 @@ from lshkit import checks
 from lshkit.kde.deviations import effective_rows, standard_deviations
 from lshkit.kde.likelihood import of_largest_likelihood
 from lshkit.kde.neighbors import of_neighbors
+from lshkit.kde.training import LEAST
 
 RULES = ("scott", "silverman", "likelihood", "neighbors")
 
@@ -61,17 +62,26 @@ def check_widths(bandwidth: float | ArrayLike, n_features: int, kernel: str) -> 
 def check_rows(name: str, X: np.ndarray, weights: np.ndarray | None) -> None:
     """ValueError where a rule cannot give bandwidths for rows."""
     if name == "neighbors":
-        if effective_rows(X, weights) <= 1 + 1e-9:
-            raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
+        check_effective_rows(name, X, weights)
         return
     if name != "likelihood":
         of_deviations(name, X, weights)
         return
-    counted = X if weights is None else X[weights > 0]
+    counted = X if weights is None else X[weights >= LEAST * weights.max()]
     if not (counted != counted[0]).any():
+        less = "" if weights is None else f"; weights below {LEAST:g} of the largest do not count"
         raise ValueError(
-            f"bandwidth='likelihood' needs at least 2 rows that differ (n_samples = {len(X)})"
+            f"bandwidth='likelihood' needs at least 2 rows that differ (n_samples = {len(X)}{less})"
         )
+
+
+def check_effective_rows(name: str, X: np.ndarray, weights: np.ndarray | None) -> float:
+    """Kish's W^2 / sum w^2; ValueError where that is one row."""
+    effective = effective_rows(X, weights)
+    if effective <= 1 + 1e-9:
+        less = "" if weights is None else ", and one weight is far above all others"
+        raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)}{less})")
+    return effective
 
 
 def rule(
@@ -100,9 +110,7 @@ def of_deviations(name: str, X: np.ndarray, weights: np.ndarray | None) -> np.nd
     n^(-1 / (d + 4)), for Silverman times (4 / (d + 2))^(1 / (d + 4)). (scikit-learn's rules leave
     the standard deviation out.)
     """
-    d, effective = X.shape[1], effective_rows(X, weights)
-    if effective <= 1 + 1e-9:
-        raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
+    d, effective = X.shape[1], check_effective_rows(name, X, weights)
     deviations = standard_deviations(X, weights)
     if not (deviations > 0).all():
         feature = int(np.flatnonzero(~(deviations > 0))[0])

@@ -9,6 +9,7 @@ probability, risk-controlling prediction sets, Bates et al. 2021), whatever the 
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +91,16 @@ class HeldOut:
         return self.permuted.sums(self.queries, 0, stop, self.threads)
 
     @functools.cached_property
+    def share(self) -> float:
+        """Of the weights of all rows, those before `stop`."""
+        if self.stop is None:
+            return 1.0
+        weights = self.permuted.weights
+        if weights is None:
+            return self.stop / len(self.permuted)
+        return float(weights[: self.stop].sum() / self.permuted.training.total)
+
+    @functools.cached_property
     def repeated(self) -> np.ndarray:
         """Which queries are equal to another one."""
         _, of_query, counts = np.unique(
@@ -103,15 +114,19 @@ class HeldOut:
         return HeldOut(self.permuted, self.threads, given=self.queries[self.repeated])
 
     def run(self, method: Method) -> Run:
-        return Run(self, method.sampled(self.queries, self.threads, self.stop))
+        return Run(self, method, method.sampled(self.queries, self.threads, self.stop))
 
 
 class Run:
-    """Estimates of the held-out queries and their errors, and the exact ones: times exp(shift)."""
+    """Estimates of the held-out queries and their errors, and the exact ones: times exp(shift).
+
+    All are means over the rows before `stop`: what is stated of them grows with the root of a
+    mean, and would be too small were they relative to more rows.
+    """
 
     to_come: Run | None = None  # of the repeated queries
 
-    def __init__(self, held_out: HeldOut, got: Estimate) -> None:
+    def __init__(self, held_out: HeldOut, method: Method, got: Estimate) -> None:
         sums, training = held_out.sums, held_out.permuted.training
         n_rows = held_out.stop or len(training.X)
         self.cost, self.read_all = got.cost, got.rows >= n_rows
@@ -129,26 +144,41 @@ class Run:
             self.log_at_risk = got.shift - self.shift + np.log(np.maximum(got.at_risk, 0))
         self.mean, self.error = got.mean * mine, got.error * mine
         self.exact = sums.total / training.total * exact
+        if 0 < (share := held_out.share) < 1:  # methods know the weight of all rows alone
+            self.mean, self.error, self.exact = (
+                x / share for x in (self.mean, self.error, self.exact)
+            )
+            self.log_at_risk = self.log_at_risk - np.log(share)
+        self.log_at_risk = np.maximum(self.log_at_risk, method.negligible - self.shift)
         self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
 
     def relative_errors(self, most: float, negligible: float) -> np.ndarray:
         """Of the larger of the exact density and the negligible one, at most `most`."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            wanted = np.maximum(self.exact, np.exp(np.log(np.float64(negligible)) - self.shift))
+            wanted = np.maximum(self.exact, self._scaled(negligible))
             return np.where(self.off > 0, np.fmin(self.off / wanted, most), 0)
+
+    def _scaled(self, mean: float) -> np.ndarray:
+        """A mean over exp(shift)."""
+        with np.errstate(over="ignore", divide="ignore"):
+            return np.exp(np.log(np.float64(mean)) - self.shift)
 
     def failures(self, accuracy: Accuracy) -> int:
         """How many errors are larger than rtol."""
         return int((self.relative_errors(np.inf, accuracy.negligible) > accuracy.rtol).sum())
 
-    def inflation(self, floor: float | None, most: float) -> tuple[float, float]:
-        """The median relative error that is stated with the floor, and over those observed."""
+    def inflation(self, floor: float | None, most: float, negligible: float) -> tuple[float, float]:
+        """The median error that is stated with the floor, and over those observed.
+
+        As `relative_errors`.
+        """
         if floor is None:
             return 0.0, 0.0
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             least = np.exp((floor - self.shift + self.log_at_risk) / 2)
-            stated = np.where(self.read_all, 0, np.maximum(least, self.error)) / self.mean
-            observed = np.fmin(np.where(self.off > 0, self.off / self.exact, 0), most)
+            stated = np.where(self.read_all, 0, np.maximum(least, self.error))
+            stated = stated / np.maximum(self.mean, self._scaled(negligible))
+            observed = self.relative_errors(most, negligible)
             median = float(np.nanmedian(stated))
             return median, float(median / np.sqrt((observed**2).mean()))
 
@@ -189,9 +219,9 @@ def calibrate(
 ) -> tuple[Method, bool, float, float]:
     """A tuned method with its error floor, whether it keeps the accuracy, and its inflation.
 
-    That is the median stated relative error, and this over the root mean square of the errors, both
-    of the queries as they were held out. Where the median is more than LARGEST it says nothing, and
-    the accuracy does not count as kept.
+    That is the median stated relative error (of negligible densities, of the largest such), and
+    this over the root mean square of the errors, both of the queries as they were held out. Where
+    the median is more than LARGEST it says nothing, and the accuracy does not count as kept.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
@@ -200,6 +230,9 @@ def calibrate(
     held_out = held_out.of(method)
     if len(held_out) == 0:
         return method, accuracy.confidence is None, 0.0, 0.0
+    if accuracy.negligible > 0:
+        method.negligible = math.log(accuracy.negligible)
+        settings["negligible"] = method.negligible + math.log(method.training.total)
     stages = getattr(method, "stages", None)
     if stages is not None:  # what is seen here is not unlike all queries
         stages.least = min(stages.least, least_of(held_out.sums))
@@ -213,7 +246,7 @@ def calibrate(
     if held_out.stop is not None and held_out.repeated.any():
         run.to_come = held_out.to_come.run(method)
     settings["error_floor"] = method.error_floor = run.error_floor()
-    stated, ratio = run.inflation(run.error_floor(moved=False), method.most)
+    stated, ratio = run.inflation(run.error_floor(moved=False), method.most, accuracy.negligible)
     return method, kept and stated <= LARGEST, stated, ratio
 
 

@@ -14,7 +14,7 @@ from sklearn.utils import check_array
 
 from lshkit import checks
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_weights, detached, of_unit_size, random_of
+from lshkit.kde.arguments import as_weights, check_n_jobs, detached, of_unit_size, random_of
 from lshkit.kde.deviations import standard_deviations
 from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 from lshkit.kde.likelihood import (
@@ -27,6 +27,7 @@ from lshkit.kde.likelihood import (
     joined,
     maximum,
 )
+from lshkit.kde.training import LEAST
 from lshkit.typing import RandomState, Rows
 
 if TYPE_CHECKING:
@@ -168,7 +169,9 @@ def likelihood_curve(
         n_held_out = checks.integer("n_held_out", n_held_out, 2)
     rows, totals = distinct_rows(X, weights)
     if len(rows) < 2:
-        raise ValueError(f"X must have at least 2 rows that differ, got {len(rows)}")
+        few = weights is not None and weights.min() < LEAST * weights.max()
+        less = f" of weights above {LEAST:g} of the largest" if few else ""
+        raise ValueError(f"X must have at least 2 rows that differ{less}, got {len(rows)}")
     if scale is None:
         factors = np.ones(X.shape[1])
     elif isinstance(scale, str):
@@ -180,6 +183,7 @@ def likelihood_curve(
             raise ValueError(f"scale='std' needs features that vary, feature {feature} does not")
     else:
         factors = _checked("scale", scale, X.shape[1])
+    check_n_jobs(n_jobs)
     seed = random_of(random_state).randint(2**31 - 1)
     left_out = LeaveOneOut(rows, totals, kernel, factors, effective_n_jobs(n_jobs))
     (left_out,) = holding_out([left_out], n_held_out, seed)

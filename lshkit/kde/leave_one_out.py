@@ -120,7 +120,9 @@ class LeaveOneOut:
         if self.weights is None:
             others = np.full(len(self.held_out), len(self.X) - 1.0)
         else:
-            others = self.weights.sum() - self.weights[self.held_out]
+            before = np.cumsum(self.weights[:-1])  # sums: a difference may be all rounding
+            after = np.cumsum(self.weights[:0:-1])[::-1]
+            others = (np.append(0, before) + np.append(after, 0))[self.held_out]
         norms = norms + np.log(others)[:, None]
         if self.kernel in kernels.COMPACT:
             logs = np.concatenate([self._log_sums(*part, widths) for part in self._distances()])

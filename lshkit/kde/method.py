@@ -135,6 +135,9 @@ class Method(abc.ABC):
     # density, the error that it shows is too small. Such errors are like those of counts: squared,
     # in proportion to what is counted.
     error_floor: float | None = None
+    # Log of the kernel mean that counts as at risk where less is: with atol an error relative to a
+    # smaller one says nothing, and the floor that it would take is far above all others.
+    negligible = -math.inf
     looked_up = 0  # permuted rows that `stop` cannot leave out
 
     @classmethod
@@ -160,6 +163,9 @@ class Method(abc.ABC):
         """The method as it was calibrated, from settings of a file or a pickle."""
         method = cls.from_settings(settings, training)
         method.error_floor = finite_or_none("error_floor", settings.get("error_floor"))
+        negligible = finite_or_none("negligible", settings.get("negligible"))
+        if negligible is not None:
+            method.negligible = negligible - math.log(training.total)
         return method
 
     @classmethod
@@ -209,8 +215,13 @@ class Method(abc.ABC):
         if with_error:  # of nothing that was seen, too, there is rounding
             got.error[raised] = np.maximum(got.error[raised], SAMPLED * got.mean[raised])
         if with_error and self.error_floor is not None:
-            factor = np.exp(np.minimum(self.error_floor - got.shift[raised], 700))
-            least = np.sqrt(factor * np.maximum(got.at_risk[raised], 0))
+            shift = got.shift[raised]
+            with np.errstate(divide="ignore"):
+                at_risk = shift + np.log(np.maximum(got.at_risk[raised], 0))
+            at_risk = np.maximum(at_risk, self.negligible)
+            with np.errstate(invalid="ignore"):  # of nothing at all
+                log = 0.5 * (self.error_floor + at_risk) - shift
+            least = np.where(at_risk > -np.inf, np.exp(np.minimum(log, 700)), 0)
             got.error[raised] = np.maximum(got.error[raised], least)
         return got
 

@@ -14,7 +14,14 @@ from sklearn.utils.validation import check_is_fitted
 from lshkit import checks
 from lshkit.archive import InBytes
 from lshkit.kde import persistence
-from lshkit.kde.arguments import as_queries, as_rows, check_parameters, core_threads, random_of
+from lshkit.kde.arguments import (
+    as_queries,
+    as_rows,
+    check_n_jobs,
+    check_parameters,
+    core_threads,
+    random_of,
+)
 from lshkit.kde.estimator import LSHKernelDensity
 from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
 from lshkit.kde.known_rows import KnownRows
@@ -308,6 +315,8 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
     ) -> None:
         """Takes the contents of a file; ValueError for what no detector has."""
         check_contamination(self.contamination)
+        check_n_jobs(self.n_jobs)
+        random_of(self.random_state)
         self.density_, self._lock, self._kept = density, threading.RLock(), None
         self.density, self.n_features_in_ = clone(density), density.n_features_in_
         offset = checks.real(header["offset"])

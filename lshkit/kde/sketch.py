@@ -206,7 +206,7 @@ class Sketch:
             inside, old = forgetting.inside, oldest.query(codes)[:, 0]
             sums = sums - (1 - inside) * old
         error = np.zeros(len(codes))
-        if with_error and self.n_hashes == 1:
+        if with_error and (self.n_hashes == 1 or not self.total > 0):
             error = np.full(len(codes), np.inf)  # nobody knows
         elif with_error:
             error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -132,6 +133,27 @@ def test_weights_that_differ_by_30_orders_of_magnitude():
     got, _ = (left_out := holding_out_all(X, "gaussian", weights)).log_densities([0.5 / 2])
     wanted = by_definition("gaussian", X, 0.5 / 2 * left_out.unit, weights)
     assert np.allclose(got[:, 0], wanted, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [1e15, 1e19, 1e30])
+def test_one_weight_far_above_all_others(largest):
+    """The weight of the other rows is no difference of two sums."""
+    X = rows_of(300, 2)
+    weights = np.r_[largest, np.ones(299)]
+    curve = likelihood_curve(X, [0.4, 0.5], sample_weight=weights, n_held_out=None)
+    exponents = -0.5 * ((X[0] - X[1:]) ** 2).sum(1) / 0.25
+    wanted = logsumexp(exponents) - np.log(299) - np.log(2 * np.pi * 0.25)
+    assert np.isclose(curve.log_likelihood[1], wanted, atol=1e-4)
+    assert LSHKernelDensity(bandwidth="likelihood").fit(X, sample_weight=weights).score(X) < 0
+
+
+@pytest.mark.parametrize("rule", ["likelihood", "neighbors", "scott"])
+def test_weights_that_leave_one_row(rule):
+    X, weights = rows_of(30, 2), np.r_[1e300, np.ones(29)]
+    with pytest.raises(ValueError, match="needs at least 2 rows.*weight"):
+        LSHKernelDensity(bandwidth=rule).fit(X, sample_weight=weights)
+    with pytest.raises(ValueError, match="2 rows that differ of weights above 1e-37 of the larg"):
+        likelihood_curve(X, sample_weight=weights)
 
 
 def test_core_refuses_arrays_that_do_not_fit():
@@ -387,6 +409,7 @@ def test_bad_arguments():
     for options, message in (
         (dict(kernel="angular"), "angular"),
         (dict(kernel="box"), "kernel must be one of"),
+        (dict(n_jobs=0), "n_jobs must be None or a nonzero 32-bit integer, got 0"),
         (dict(bandwidths=[]), "bandwidths must have shape"),
         (dict(bandwidths=[[1.0]]), "bandwidths must have shape"),
         (dict(bandwidths=[1.0, 0.0]), "bandwidths must be finite and > 0"),

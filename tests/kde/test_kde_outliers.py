@@ -1,7 +1,9 @@
 """LSHOutlierDetector: scikit-learn's contract, fitted and other rows, streams, files, PyOD."""
 
 import io
+import json
 import pickle
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -336,6 +338,22 @@ def test_numpys_numbers_in_a_file(name):
     loaded = LSHOutlierDetector.load(file)
     assert (loaded.n_jobs, loaded.random_state) == (1, 3)
     assert loaded.contamination == np.float32(0.1) and loaded.offset_ == detector.offset_
+
+
+@pytest.mark.parametrize(("name", "value"), [("n_jobs", "x"), ("random_state", {})])
+def test_parameters_in_a_file_are_checked(name, value):
+    LSHOutlierDetector(random_state=0).fit(ROWS[:50]).save(file := io.BytesIO())
+    with zipfile.ZipFile(file) as before:
+        members = {entry: before.read(entry) for entry in before.namelist()}
+    header = json.loads(members["header.json"])
+    header["parameters"][name] = value
+    members["header.json"] = json.dumps(header).encode()
+    with zipfile.ZipFile(changed := io.BytesIO(), "w") as after:
+        for entry, content in members.items():
+            after.writestr(entry, content)
+    changed.seek(0)
+    with pytest.raises(ValueError, match=name):
+        LSHOutlierDetector.load(changed)
 
 
 def test_files_of_something_else():
