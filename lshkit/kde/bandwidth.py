@@ -67,9 +67,11 @@ def check_rows(name: str, X: np.ndarray, weights: np.ndarray | None) -> None:
     if name != "likelihood":
         of_deviations(name, X, weights)
         return
-    counted = X if weights is None else X[weights >= LEAST * weights.max()]
+    counted, less = X, ""
+    if weights is not None and weights.min() < LEAST * weights.max():
+        counted = X[weights >= LEAST * weights.max()]
+        less = f"; weights below {LEAST:g} of the largest do not count"
     if not (counted != counted[0]).any():
-        less = "" if weights is None else f"; weights below {LEAST:g} of the largest do not count"
         raise ValueError(
             f"bandwidth='likelihood' needs at least 2 rows that differ (n_samples = {len(X)}{less})"
         )
@@ -79,7 +81,7 @@ def check_effective_rows(name: str, X: np.ndarray, weights: np.ndarray | None) -
     """Kish's W^2 / sum w^2; ValueError where that is one row."""
     effective = effective_rows(X, weights)
     if effective <= 1 + 1e-9:
-        less = "" if weights is None else ", and one weight is far above all others"
+        less = ", and one weight is far above all others" if len(X) > 1 else ""
         raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)}{less})")
     return effective
 

@@ -149,7 +149,7 @@ class Run:
                 x / share for x in (self.mean, self.error, self.exact)
             )
             self.log_at_risk = self.log_at_risk - np.log(share)
-        self.log_at_risk = np.maximum(self.log_at_risk, method.negligible - self.shift)
+        self.log_at_risk = np.maximum(self.log_at_risk, method.least_at_risk - self.shift)
         self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
 
     def relative_errors(self, most: float, negligible: float) -> np.ndarray:
@@ -230,9 +230,8 @@ def calibrate(
     held_out = held_out.of(method)
     if len(held_out) == 0:
         return method, accuracy.confidence is None, 0.0, 0.0
-    if accuracy.negligible > 0:
-        method.negligible = math.log(accuracy.negligible)
-        settings["negligible"] = method.negligible + math.log(method.training.total)
+    if accuracy.at_risk > 0:
+        settings["least_at_risk"] = method.least_at_risk = math.log(accuracy.at_risk)
     stages = getattr(method, "stages", None)
     if stages is not None:  # what is seen here is not unlike all queries
         stages.least = min(stages.least, least_of(held_out.sums))

@@ -339,7 +339,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         if picked is None:
             asked, accuracy = self.algorithm, self._accuracy(training.geometry)
         else:
-            asked, accuracy = picked["asked"], Accuracy(*(picked[x] for x in Accuracy._fields))
+            own = {name: picked[name] for name in Accuracy._fields if name in picked}
+            asked, accuracy = picked["asked"], Accuracy(**own)
         with core_threads(self.n_jobs) as threads:
             if picked is None or queries is not None:
                 permuted = None if method is None else method.permuted
@@ -436,7 +437,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             results = [np.log(positive) + (estimate.shift - log_norm)]
             if return_std:
                 unknown = 0 if exact else np.inf
-                results.append(np.where(positive > 0, estimate.error / positive, unknown))
+                results.append(np.where(positive > 0, estimate.stated / positive, unknown))
             results = [x.astype(dtype, copy=False) for x in results]  # below float32: -inf
         return _like(torch, X, results)
 
@@ -483,9 +484,10 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         """
         torch = checks.torch_of(X=X)
         estimate, dtype, _ = self._estimate(X, return_std)
-        parts = [estimate.mean, estimate.error] if return_std else [estimate.mean]
-        scale = np.exp(estimate.shift)
-        return _like(torch, X, [(scale * x).astype(dtype, copy=False) for x in parts])
+        results = [np.exp(estimate.shift) * estimate.mean]
+        if return_std:
+            results.append(estimate.stated_of_means)
+        return _like(torch, X, [x.astype(dtype, copy=False) for x in results])
 
     def _estimate(self, X: Rows, with_error: bool) -> tuple[Estimate, np.dtype, bool]:
         """An `Estimate`, the dtype that is wanted of it, and whether the method is exact."""
@@ -507,7 +509,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             log = np.log(float(self.atol)) - np.log(float(self.rtol)) + norm
             negligible = float(np.exp(min(log, 690)))
         confidence = None if self.confidence is None else float(self.confidence)
-        return Accuracy(float(self.rtol), negligible, confidence)
+        return Accuracy(float(self.rtol), negligible, confidence, at_risk=negligible)
 
     def _log_normalizer(self, geometry: Geometry) -> float:
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""

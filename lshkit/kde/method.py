@@ -32,13 +32,14 @@ MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is r
 class Estimate:
     """Kernel means: exp(shift) * mean with standard error exp(shift) * error (0: exact).
 
+    least: log of the least standard error, which may be far above all that exp(shift) holds.
     rows: how many rows were read for each, all of them where it is exact. at_risk: exp(shift) *
     at_risk is the part of the mean that rows like those not read have; all of it where nothing is
     said. cost: in rows of an exact sum, those read where nothing is said. sampled: of those read,
     the rows that stand for those not read; all of them where nothing is said.
     """
 
-    __slots__ = ("at_risk", "cost", "error", "mean", "rows", "sampled", "shift")
+    __slots__ = ("at_risk", "cost", "error", "least", "mean", "rows", "sampled", "shift")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Estimate:
         self.at_risk = mean.copy() if at_risk is None else at_risk
         self.cost = rows.astype(np.float64) if cost is None else cost
         self.sampled = rows.copy() if sampled is None else sampled
+        self.least = np.full(len(rows), -np.inf)
 
     @classmethod
     def exact(cls, sums: Sums, total: float, n_rows: int) -> Estimate:
@@ -61,13 +63,25 @@ class Estimate:
         n = len(sums.total)
         return cls(sums.shift, sums.total / total, np.zeros(n), np.full(n, n_rows))
 
+    @property
+    def stated(self) -> np.ndarray:
+        """The standard errors over exp(shift), with squares in float64."""
+        return np.maximum(self.error, np.exp(np.minimum(self.least - self.shift, 350)))
+
+    @property
+    def stated_of_means(self) -> np.ndarray:
+        """The standard errors."""
+        return np.maximum(np.exp(self.shift) * self.error, np.exp(self.least))
+
     def __setitem__(self, index: Any, part: Estimate) -> None:
         for name in ESTIMATE:
             getattr(self, name)[index] = getattr(part, name)
 
     @classmethod
     def joined(cls, parts: Sequence[Estimate]) -> Estimate:
-        return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
+        joined = cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
+        joined.least = np.concatenate([part.least for part in parts])
+        return joined
 
 
 ESTIMATE = "shift", "mean", "error", "rows", "at_risk", "cost", "sampled"
@@ -76,12 +90,14 @@ ESTIMATE = "shift", "mean", "error", "rows", "at_risk", "cost", "sampled"
 class Accuracy(NamedTuple):
     """What is asked of a method: rtol as a mean error, or as a bound that holds with `confidence`.
 
-    negligible: the kernel mean below which errors relative to it are enough.
+    negligible: the kernel mean below which errors relative to it are enough. at_risk: what counts
+    as at risk at least, `Estimate`.
     """
 
     rtol: float
     negligible: float = 0.0
     confidence: float | None = None
+    at_risk: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -137,7 +153,7 @@ class Method(abc.ABC):
     error_floor: float | None = None
     # Log of the kernel mean that counts as at risk where less is: with atol an error relative to a
     # smaller one says nothing, and the floor that it would take is far above all others.
-    negligible = -math.inf
+    least_at_risk = -math.inf
     looked_up = 0  # permuted rows that `stop` cannot leave out
 
     @classmethod
@@ -163,9 +179,9 @@ class Method(abc.ABC):
         """The method as it was calibrated, from settings of a file or a pickle."""
         method = cls.from_settings(settings, training)
         method.error_floor = finite_or_none("error_floor", settings.get("error_floor"))
-        negligible = finite_or_none("negligible", settings.get("negligible"))
-        if negligible is not None:
-            method.negligible = negligible - math.log(training.total)
+        least_at_risk = finite_or_none("least_at_risk", settings.get("least_at_risk"))
+        if least_at_risk is not None:
+            method.least_at_risk = least_at_risk
         return method
 
     @classmethod
@@ -215,14 +231,10 @@ class Method(abc.ABC):
         if with_error:  # of nothing that was seen, too, there is rounding
             got.error[raised] = np.maximum(got.error[raised], SAMPLED * got.mean[raised])
         if with_error and self.error_floor is not None:
-            shift = got.shift[raised]
             with np.errstate(divide="ignore"):
-                at_risk = shift + np.log(np.maximum(got.at_risk[raised], 0))
-            at_risk = np.maximum(at_risk, self.negligible)
-            with np.errstate(invalid="ignore"):  # of nothing at all
-                log = 0.5 * (self.error_floor + at_risk) - shift
-            least = np.where(at_risk > -np.inf, np.exp(np.minimum(log, 700)), 0)
-            got.error[raised] = np.maximum(got.error[raised], least)
+                at_risk = got.shift[raised] + np.log(np.maximum(got.at_risk[raised], 0))
+            at_risk = np.maximum(at_risk, self.least_at_risk)
+            got.least[raised] = 0.5 * (self.error_floor + at_risk)
         return got
 
     @property

@@ -245,6 +245,7 @@ def _restore_rows(
             raise ValueError(f"algorithm must be 'auto' or a method's, got {picked['asked']!r}")
         for name in ("rtol", "negligible"):
             check_tolerance(name, picked[name])
+        check_tolerance("at_risk", picked.get("at_risk", 0.0))
         check_confidence(picked["confidence"])
         estimator._kde_picked, estimator._kde_fitted = picked, (kernel, n_bits, widths)
     if kernel == "angular" and has_zero_row(X):

@@ -60,6 +60,7 @@ class CodeCacheLayer(DynamicLayer):
 
     keys: Any
     values: Any
+    calls = 0  # of `attention`, of all models
 
     def __init__(self, group: int, options: dict[str, Any]) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class CodeCacheLayer(DynamicLayer):
         self.owner = _Owner()
         self.last: StepReport | None = None
         self.read = self.seen = 0  # keys, of all steps
-        self.pending = False  # keys that have come were not attended to
+        self.unread_since = -1  # `calls` when the last keys came
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, head_dim = key_states.shape
@@ -105,7 +106,7 @@ class CodeCacheLayer(DynamicLayer):
         """Appends, and returns all keys and values; of the keys, `attention` learns the layer."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.pending:
+        if self.unread_since == CodeCacheLayer.calls:
             raise RuntimeError(
                 f"the last keys that came to the cache were not read by {NAME}: their model has "
                 f"another attn_implementation, or its call ended with an error (reset() empties it)"
@@ -114,7 +115,7 @@ class CodeCacheLayer(DynamicLayer):
         if torch.is_autocast_enabled("cpu"):  # projections have its dtype, rotated keys have not
             key_states, value_states = key_states.to(self.dtype), value_states.to(self.dtype)
         cache.append(key_states, value_states)
-        self.pending = True
+        self.unread_since = CodeCacheLayer.calls
         self._show()
         keys: Any = cache.key
         keys.lshkit_layer = self
@@ -140,7 +141,6 @@ class CodeCacheLayer(DynamicLayer):
             )
         if self.cache is not None:
             self.cache.crop(max(self.cache.positions + tokens_to_remove, 0))
-            self.pending = self.pending and tokens_to_remove == 0
             self._show()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -153,30 +153,31 @@ class CodeCacheLayer(DynamicLayer):
 
     def attend(self, module: nn.Module, query: Tensor, mask: Mask, scaling: float | None) -> Tensor:
         """Of the queries of the last positions: few of them read few keys, a prompt all."""
-        self.pending = False
         cache = self._made()
-        past = cache.positions - query.shape[2]
         starts = (cache.positions - cache.length).tolist()
+        if not self.owner.admits(module):
+            raise ValueError(
+                "cache must be of this model: the cache was filled by another one, "
+                "or by another layer (reset() empties it)"
+            )
         try:
-            if not self.owner.admits(module):
-                raise ValueError(
-                    "cache must be of this model: the cache was filled by another one, "
-                    "or by another layer (reset() empties it)"
-                )
             _set_padding(cache, mask)
             if scaling is not None:
                 cache.scale = scaling
             out = self._attend(cache, query)
-        except Exception:  # without what `update` has appended for it
-            if past == 0:
-                self.reset()
-            else:
-                cache.crop(past)
-                cache.set_starts(starts)
-                self._show()
+        except Exception:
+            cache.set_starts(starts)
             raise
         self.owner.set(module)
         return out
+
+    def take_back(self, n: int) -> None:
+        """The last positions, which `update` has appended for a call that is refused."""
+        past = self._made().positions - n
+        if past == 0:
+            self.reset()
+        else:
+            self.crop(-n)
 
     def _attend(self, cache: CodeCache, query: Tensor) -> Tensor:
         n = query.shape[2]
@@ -310,26 +311,30 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """ "lshkit_cache": from the codes where the keys come from a `code_cache`, else exact."""
-    check_handed_over(NAME, kwargs)
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    if query.shape[0] != key.shape[0]:  # learned queries, one set for the batch
-        query = query.expand(key.shape[0], -1, -1, -1)
-    mask = read_mask(NAME, attention_mask, query, key, bool(is_causal), takes_pairs=True)
+    CodeCacheLayer.calls += 1
     layer = getattr(key, "lshkit_layer", None)
-    if layer is not None and position_bias is None:
-        if torch.is_autocast_enabled("cpu"):
-            query = query.to(layer.dtype)
-        out = layer.attend(module, query, mask, scaling)
-    else:
+    try:
+        check_handed_over(NAME, kwargs)
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        if query.shape[0] != key.shape[0]:  # learned queries, one set for the batch
+            query = query.expand(key.shape[0], -1, -1, -1)
+        mask = read_mask(NAME, attention_mask, query, key, bool(is_causal), takes_pairs=True)
+        if layer is not None and position_bias is None:
+            if torch.is_autocast_enabled("cpu"):
+                query = query.to(layer.dtype)
+            out = layer.attend(module, query, mask, scaling)
+        else:
+            if position_bias is not None:
+                mask = mask._replace(bias=position_bias[..., : mask.n_keys])
+            if mask.starts is not None:
+                raise NotImplementedError(f"{NAME} can't take packed sequences")
+            key, value = key[:, :, : mask.n_keys], value[:, :, : mask.n_keys]
+            out = softmax_attention(query, key, value, mask, scaling)
+    except Exception:
         if layer is not None:
-            layer.pending = False
-        if position_bias is not None:
-            mask = mask._replace(bias=position_bias[..., : mask.n_keys])
-        if mask.starts is not None:
-            raise NotImplementedError(f"{NAME} can't take packed sequences")
-        key, value = key[:, :, : mask.n_keys], value[:, :, : mask.n_keys]
-        out = softmax_attention(query, key, value, mask, scaling)
+            layer.take_back(query.shape[2])
+        raise
     out = F.dropout(out.transpose(1, 2), dropout, dropout > 0)
     return out, None
 

@@ -55,8 +55,9 @@ class Mask(NamedTuple):
             row = torch.arange(n_queries, device=device)[:, None]
             pairs = (self.rows[:, :1, None] <= row) & (row < self.rows[:, 1:, None])
         elif pairs is None and self.is_causal and n_queries > 1:
-            position = torch.arange(self.n_keys, device=device)
-            pairs = (position <= position[self.n_keys - n_queries :, None])[None, None]
+            position = torch.arange(self.n_keys - n_queries, self.n_keys, device=device)
+            column = torch.arange(self.n_keys, device=device)
+            pairs = (column <= position[:, None])[None, None]
         elif pairs is not None and pairs.dtype is not torch.bool:
             floats, pairs = pairs, pairs > torch.finfo(pairs.dtype).min / 2
             floats = torch.where(pairs, floats, 0.0)
@@ -163,7 +164,7 @@ def read_mask(
         if rows.shape[1] == 2:
             return Mask(mask.shape[-1], rows=rows.expand(query.shape[0], -1, -1))
         return Mask(mask.shape[-1], _keys(_in_order(name, rows[:, 0], n_q), query), True)
-    if mask.dtype is torch.uint8 and mask.shape[2] == n_q == 1:
+    if mask.dtype is torch.uint8 and mask.shape[2] == n_q == 1 and takes_pairs:
         return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask != 0)
     if mask.shape[1] == mask.shape[2] == 1:
         if mask.dtype is torch.bool:

@@ -102,7 +102,7 @@ def answer_of(method: Method, X: np.ndarray, threads: int) -> Sums:
     got = method.estimate(X, threads)
     weight = method.training.total
     with np.errstate(over="ignore"):
-        return Sums(got.shift, got.mean * weight, (got.error * weight) ** 2)
+        return Sums(got.shift, got.mean * weight, (got.stated * weight) ** 2)
 
 
 def combined(parts: list[Sums]) -> Sums:

@@ -210,6 +210,18 @@ def test_wrong_options_of_a_model():
             made(tokens())
 
 
+@pytest.mark.parametrize("n_q", [3, 4, 7])
+def test_causal_queries_before_the_first_key_give_zeros(n_q):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 8, generator=generator) for n in (n_q, 3, 3))
+    module = torch.nn.Module().eval()
+    bias = torch.zeros(1, 2, n_q, 3)
+    out, _ = AttentionInterface()["lshkit_lsh"](module, q, k, v, None, position_bias=bias)
+    expected = F.scaled_dot_product_attention(q[:, :, -3:], k, v, is_causal=True)
+    assert (out[:, -3:].transpose(1, 2) - expected).abs().max() < 1e-5
+    assert not out[:, :-3].any()
+
+
 # --- Refusals -------------------------------------------------------------------------------------
 
 
@@ -248,6 +260,15 @@ def test_free_places_of_a_static_cache():
         assert part.shape == (1, 1, n, first + n)
         out, _ = attend(module, q[:, :, first : first + n], *free, part)
         assert (out - expected[:, first : first + n]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["lshkit_yoso", "lshkit_bert_lsh"])
+def test_a_mask_of_pairs_of_a_single_query_is_refused_too(name):
+    x = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([1, 1, 0, 0, 1], dtype=torch.uint8)[None, None, None]
+    module = torch.nn.Module().eval()
+    with pytest.raises(NotImplementedError, match="forms no matrix of pairs"):
+        AttentionInterface()[name](module, x[:, :, :1], x, x, mask)
 
 
 @pytest.mark.parametrize("where", ["key", "value"])
