@@ -245,7 +245,7 @@ def main() -> None:
         rows.append([family, shown, *what_works(family, name, args).values()])
     header = ["model", "attention", "runs", "trains", "padding", "generate"]
     print(f"\n{tabulate(rows, header, colalign=['left', 'left'], **TABLE)}")
-    for reason in REASONS:
+    for reason in sorted(REASONS):
         print("\n" + textwrap.fill(f"refused: {reason}", 80))
 
     times = timings(args)
