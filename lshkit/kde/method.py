@@ -66,12 +66,15 @@ class Estimate:
     @property
     def stated(self) -> np.ndarray:
         """The standard errors over exp(shift), with squares in float64."""
-        return np.maximum(self.error, np.exp(np.minimum(self.least - self.shift, 350)))
+        with np.errstate(invalid="ignore"):  # of nothing at all
+            return np.fmax(self.error, np.exp(np.minimum(self.least - self.shift, 350)))
 
     @property
     def stated_of_means(self) -> np.ndarray:
         """The standard errors."""
-        return np.maximum(np.exp(self.shift) * self.error, np.exp(self.least))
+        with np.errstate(invalid="ignore"):
+            own = np.where(self.error == np.inf, np.inf, np.exp(self.shift) * self.error)
+        return np.maximum(own, np.exp(self.least))
 
     def __setitem__(self, index: Any, part: Estimate) -> None:
         for name in ESTIMATE:

@@ -18,6 +18,7 @@ from lshkit.kde.calibration import (
     most_failures,
     of_logarithm,
 )
+from lshkit.kde.method import Estimate
 from lshkit.kde.methods import METHODS
 from lshkit.kde.samples import Stages
 
@@ -402,3 +403,16 @@ def test_settings_that_cannot_be(name, changes, message):
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         LSHKernelDensity(**options).fit(np.ones((10, 2)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_least_errors_are_no_multiples_of_what_a_shift_holds():
+    """Those of nothing, of what is far below them, and those that nobody knows."""
+    shift = np.array([-np.inf, -800.0, 0.0, -800.0])
+    mean, error = np.array([0.0, 1.0, 1.0, 0.0]), np.array([0.0, 0.1, 0.1, np.inf])
+    estimate = Estimate(shift, mean, error, np.full(4, 5))
+    assert np.array_equal(estimate.stated, error)
+    assert np.array_equal(estimate.stated_of_means, [0, 0, 0.1, np.inf])
+    estimate.least[1:] = -1.0
+    assert np.array_equal(estimate.stated, [0, np.exp(350), np.exp(-1), np.inf])
+    assert np.array_equal(estimate.stated_of_means, [0, np.exp(-1), np.exp(-1), np.inf])
