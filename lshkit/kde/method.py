@@ -50,12 +50,13 @@ class Estimate:
         at_risk: np.ndarray | None = None,
         cost: np.ndarray | None = None,
         sampled: np.ndarray | None = None,
+        least: np.ndarray | None = None,
     ) -> None:
         self.shift, self.mean, self.error, self.rows = shift, mean, error, rows
         self.at_risk = mean.copy() if at_risk is None else at_risk
         self.cost = rows.astype(np.float64) if cost is None else cost
         self.sampled = rows.copy() if sampled is None else sampled
-        self.least = np.full(len(rows), -np.inf)
+        self.least = np.full(len(rows), -np.inf) if least is None else least
 
     @classmethod
     def exact(cls, sums: Sums, total: float, n_rows: int) -> Estimate:
@@ -82,12 +83,10 @@ class Estimate:
 
     @classmethod
     def joined(cls, parts: Sequence[Estimate]) -> Estimate:
-        joined = cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
-        joined.least = np.concatenate([part.least for part in parts])
-        return joined
+        return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
 
 
-ESTIMATE = "shift", "mean", "error", "rows", "at_risk", "cost", "sampled"
+ESTIMATE = "shift", "mean", "error", "rows", "at_risk", "cost", "sampled", "least"
 
 
 class Accuracy(NamedTuple):
