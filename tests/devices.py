@@ -33,7 +33,6 @@ SUITES = {
 
 # Tests of the CPU's own, by a part of "file::test[...]": why there are none of CUDA tensors.
 CPU_ONLY = {
-    r"thread": "threads are the CPU's",
     r"compil": "torch.compile does not trace the mode that moves a test's tensors",
     r"a_trace_holds": "torch.jit.trace would hold the moves too",
     r"autocast": "autocast of the CPU",
@@ -43,7 +42,7 @@ CPU_ONLY = {
     r"test_soft_hash_torch::test_torch_equals_numpy": "to the last bit, in sums of another order",
     r"test_decoding_state::test_(to|arguments_of_a_call)": "names the CPU",
     r"seeds_that_are_drawn|bad_tensors|refuses_codes_beyond": "values on a GPU are not looked at",
-    r"wrong_starts|bad_sharpness_tensors|refuses_bits_beyond": "values on a GPU are not looked at",
+    r"wrong_starts|bad_sharpness_tensors": "values on a GPU are not looked at",
     r"test_soft_attention::test_(errors_name|options_that_do_not)": "as those above",
     r"opcheck_hash_parameters": "to the last bit: test_cuda_parameters.py",
     r"errors_of_a_sharpness.*sharpness[012]|bad_scales.*scale2": "values there are not looked at",
