@@ -18,6 +18,7 @@ namespace {
 // As in reference/code_cache.py.
 constexpr double kFloor = 0.1;        // share of the pilot that is uniform
 constexpr double kLeastPilot = 64;    // keys
+constexpr index_t kMeasured = 64;     // keys whose scores tell how far to trust estimates
 constexpr double kLeastError = 0.01;  // stated of a sample, in epsilon
 // Epsilons: what is expected of a sample of the size that the pilot asks for is about one.
 constexpr double kEnough = 1.02;
@@ -153,6 +154,24 @@ struct Step {
     for (index_t i = 0; i < count; ++i)
       s.probability[i] = tables.probability(threshold - s.estimates[rows[i]], floor);
   }
+  // How far to trust estimates, by the scores of keys drawn one from each of so many equal parts.
+  void measure(Estimated& estimated, index_t first, index_t last) const {
+    std::int32_t rows[kMeasured];
+    float scores[kMeasured];
+    const index_t count = std::min(kMeasured, last - first);
+    const double part = double(last - first) / count;
+    const RandomStream random(o.seed, (std::uint64_t(n) << 20) + (1 << 19) + head);
+    for (index_t i = 0; i < count; ++i) {
+      const index_t at = first + index_t((i + unit_interval(random.word(i))) * part);
+      rows[i] = std::int32_t(std::min(at, last - 1));
+    }
+    CodeSums unused{-INFINITY, 0, 0, 0, 0, nullptr, nullptr};
+    CodeRead keys = read;
+    keys.rows = rows, keys.count = count, keys.scores = scores;
+    keys.n_values = 0, keys.probability = nullptr, keys.sums = &unused;
+    kernels().code_read(keys);
+    estimated.measure(rows, scores, count);
+  }
   // Without those of the pilot; both lists are in order.
   index_t without_pilot(std::int32_t* rows, index_t count, index_t pilots) const {
     index_t kept = 0, p = 0;
@@ -235,8 +254,8 @@ struct Step {
     const int floor = std::clamp(int(kUnit * std::log(uniform) + 0.5), 0, rarest);
     double offset = 0;
     for (index_t i = 0; i < n_features; ++i) offset += double(read.query[i]) * centre[i];
-    const Estimated estimated(s.estimates, codes, n_bits, first, last, table.sharp, table.variance,
-                              table.part(), offset);
+    Estimated estimated(s.estimates, codes, n_bits, first, last, table.sharp, table.variance,
+                        table.part(), offset);
     const int threshold = estimated.threshold(wanted, floor);
     const index_t pilots = select(0, first, last, threshold, floor, s.pilot);
     add_exact(first, last);
@@ -246,6 +265,7 @@ struct Step {
     std::copy_n(s.numerator, whole_registers(n_values), s.exact);
     probabilities(s.pilot, pilots, threshold, floor);
     add(s.pilot, pilots, s.probability);
+    measure(estimated, first, last);
     const int lower = shift(error(), estimated, wanted, threshold, floor);
     // The pilot's keys, known now, count with probability 1.
     clear();

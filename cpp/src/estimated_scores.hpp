@@ -58,19 +58,20 @@ class Estimated {
   // codes: of all keys, with their norms in bytes. sharp: units in a nat. variance: of the error at
   // a norm of 1, of which estimates have `part` in them. offset: what all scores have besides.
   Estimated(const std::int16_t* estimates, const std::uint8_t* codes, index_t n_bits, index_t first,
-            index_t last, double sharp, double variance, double part, double offset) {
-    const index_t n = last - first, row = n_bits / 8;
+            index_t last, double sharp, double variance, double part, double offset)
+      : estimates_(estimates),
+        codes_(codes),
+        row_(n_bits / 8),
+        sharp_(sharp),
+        variance_(variance),
+        part_(part) {
+    const index_t n = last - first;
     const index_t stride = (n + kCounted - 1) / kCounted | 1;  // odd: tokens may alternate
     constexpr int kBins = 65536 / kBin, kSquares = 40;  // bits of squared norms; above, the count
     std::int64_t sums[kBins] = {};
     const auto bin = [](std::int16_t e) { return unsigned(int(e) + 32768) / kBin; };
-    const std::size_t block_bytes = std::size_t(row + 1) * kCodeBlock;
-    const std::uint8_t* norms = codes + row * kCodeBlock;
-    for (std::size_t j = first; j < std::size_t(last); j += stride) {
-      const std::size_t lane = j % kCodeBlock;
-      const std::int64_t norm = norms[j / kCodeBlock * block_bytes + 2 * (lane % 32) + lane / 32];
-      sums[bin(estimates[j])] += (std::int64_t(1) << kSquares) + norm * norm;
-    }
+    for (std::size_t j = first; j < std::size_t(last); j += stride)
+      sums[bin(estimates[j])] += (std::int64_t(1) << kSquares) + square_of_norm(j);
     sums[bin(kSureEstimate)] = 0;  // no other estimate is there
     int low = 0, high = kBins - 1;
     while (low < kBins - 1 && !sums[low]) ++low;
@@ -86,6 +87,37 @@ class Estimated {
       to.score = at(b - low) / sharp - part * to.variance;
     }
     expect_squares(offset);
+  }
+
+  // Expected squares by the line through the exact scores of some keys, drawn uniformly, over their
+  // estimates, and by its errors, which grow with the norm, where they are more: keys of a group
+  // share most of their estimates' errors, which no variance of estimates shows.
+  void measure(const std::int32_t* rows, const float* scores, index_t count) {
+    double n = 0, weights = 0, x = 0, y = 0, xx = 0, xy = 0, yy = 0;
+    const auto each = [&](auto add) {
+      for (index_t i = 0; i < count; ++i) {
+        const int estimate = estimates_[rows[i]];
+        if (estimate >= kSureEstimate || !std::isfinite(scores[i])) continue;
+        const double square = double(square_of_norm(rows[i]));
+        add(estimate / sharp_ - part_ * variance_ * square, double(scores[i]),
+            1 / std::max(square, 1.0));
+      }
+    };
+    each([&](double estimate, double score, double weight) {
+      n += 1, weights += weight, x += weight * estimate, y += weight * score;
+    });
+    if (n < 3 || !(variance_ > 0)) return;
+    x /= weights, y /= weights;
+    each([&](double estimate, double score, double weight) {
+      xx += weight * (estimate - x) * (estimate - x);
+      xy += weight * (estimate - x) * (score - y);
+      yy += weight * (score - y) * (score - y);
+    });
+    const double slope = xx > 0 ? std::max(xy / xx, 0.0) : 0;
+    const double error = std::max(yy - 2 * slope * xy + slope * slope * xx, 0.0) / (n - 2);
+    for (Bin& b : bins_)
+      b.log = std::max(b.log, 2 * (y + slope * (b.score - x)) +
+                                  log_square_of_error(std::sqrt(error * b.variance / variance_)));
   }
 
   // At which about `wanted` keys are read, beside those that are at any threshold.
@@ -132,6 +164,12 @@ class Estimated {
       if (bins_[b].count > 0)
         sum += bins_[b].count * double(noise().probability(threshold - at(b), floor));
     return sum * each_;
+  }
+  std::int64_t square_of_norm(std::size_t key) const {
+    const std::size_t block = key / kCodeBlock, lane = key % kCodeBlock;
+    const std::int64_t norm =
+        codes_[(block * (row_ + 1) + row_) * kCodeBlock + 2 * (lane % 32) + lane / 32];
+    return norm * norm;
   }
   int count() const { return int(bins_.size()); }
   int at(int b) const { return least_ + b * kBin; }
@@ -188,8 +226,12 @@ class Estimated {
       {0.003, 2.7477813854449926, 0.03, 1.8807936081512509},
   };
 
-  int least_;    // the middle of the first bin
-  double each_;  // keys, that one stands for
+  const std::int16_t* estimates_;
+  const std::uint8_t* codes_;
+  std::size_t row_;                 // bytes of a key's signs
+  double sharp_, variance_, part_;  // see above
+  int least_;                       // the middle of the first bin
+  double each_;                     // keys, that one stands for
   std::vector<Bin> bins_;
 };
 

@@ -25,7 +25,7 @@ class StepReport(NamedTuple):
     """What `CodeCache.attend` says of its result, each `(B, H, n)`."""
 
     error: Tensor  # float32: the stated error, at confidence 1 - delta
-    keys: Tensor  # int32: keys that were read
+    keys: Tensor  # int32: keys that were read, with their values
     log_sum: Tensor  # float32: log of the estimated denominator sum_j exp(scale q . k_j)
 
 

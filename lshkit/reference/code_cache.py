@@ -25,6 +25,7 @@ BIN = 16  # units of a bin of that count
 MOST_ESTIMATE = 16000  # and the least: without half of the variance
 SURE = 32000  # an estimate above every threshold
 LEAST_ERROR = 0.01  # stated of a sample, in epsilon
+MEASURED = 64  # keys whose scores tell how far to trust estimates
 TAILS = (0.01, 0.1), (0.003, 0.03)  # quantiles: the shares of keys that are above
 ENOUGH = 1.02  # epsilons: what is expected of a sample as large as the pilot asks for is about 1
 MOST_EXPECTED = 2.0  # error: about as far as two means of values can be apart
@@ -172,8 +173,9 @@ class Estimated:
         counts = np.bincount(some // BIN - low)
         self.bins = (np.arange(len(counts)) + low) * BIN + BIN // 2
         self.counts = each * counts
-        variance = unit * np.bincount(some // BIN - low, squares) / np.maximum(counts, 1)
-        scores = self.bins / sharp - part * variance
+        self.squares = np.bincount(some // BIN - low, squares) / np.maximum(counts, 1)
+        self.unbiased = lambda estimates, squares: estimates / sharp - part * unit * squares
+        variance, scores = unit * self.squares, self.unbiased(self.bins, self.squares)
         n = counts.sum()
         mean, error = counts @ scores / n, counts @ variance / n
         from_top = np.cumsum(counts[::-1])
@@ -193,6 +195,26 @@ class Estimated:
             errors = np.array([log_square_of_error(x) for x in np.sqrt(shrink * variance)])
             expected = mean + shrink * (scores - mean)
             self.logs = np.maximum(self.logs, 2 * (offset + expected) + errors)
+
+    def measure(self, estimates: np.ndarray, norms: np.ndarray, scores: np.ndarray) -> None:
+        """Expected squares by the line through the exact scores of some keys, drawn uniformly, over
+        their estimates, and by its errors, which grow with the norm, where they are more: keys of a
+        group share most of their estimates' errors, which no variance of estimates shows.
+        """
+        known = (estimates < SURE) & np.isfinite(scores)
+        if known.sum() < 3:
+            return
+        squares, y = norms[known].astype(np.float64) ** 2, scores[known]
+        x, weights = self.unbiased(estimates[known], squares), 1 / np.maximum(squares, 1)
+        x_mean, y_mean = np.average(x, weights=weights), np.average(y, weights=weights)
+        x, y = x - x_mean, y - y_mean
+        square = weights @ x**2
+        slope = max(float(weights @ (x * y) / square), 0.0) if square > 0 else 0.0
+        error = weights @ (y - slope * x) ** 2 / (len(x) - 2)
+        expected = y_mean + slope * (self.unbiased(self.bins, self.squares) - x_mean)
+        deviations = np.sqrt(error * self.squares)
+        errors = np.array([log_square_of_error(x) for x in deviations])
+        self.logs = np.maximum(self.logs, 2 * expected + errors)
 
     def _probability(self, threshold: int, survive: np.ndarray, floor: int) -> np.ndarray:
         return survive[np.clip(np.minimum(threshold - self.bins, floor), 0, len(survive) - 1)]
@@ -348,6 +370,15 @@ def code_step(
     threshold = estimated.threshold(wanted, survive, floor)
     pilot, probability = sample(0, threshold, floor)
     n_read += read(middle[pilot], probability[pilot])
+    # A key of each of so many equal parts.
+    parts = min(MEASURED, len(middle))
+    words = random_words(seed, [(n << 20) + (1 << 19) + head], parts)[0]
+    jitter = (words >> np.uint64(11)) * 2.0**-53
+    at = ((np.arange(parts) + jitter) * (len(middle) / parts)).astype(np.int64)
+    at = np.minimum(at, len(middle) - 1)
+    if unit > 0:
+        scores = o.scale * (key[middle[at]] @ query)
+        estimated.measure(estimates[at], norms[middle[at]], scores)
     # How much lower the second sample's threshold is, for an error of epsilon, if so many keys may
     # be read.
     largest, (of_sample, of_expected) = sums.largest, sums.errors(o.z)

@@ -324,6 +324,7 @@ struct Reader {
       ask(begin + kChunk, begin + 2 * kChunk);
       alignas(64) float score[kChunk], w[kChunk], u[kChunk];
       scores(begin, count, score);
+      if (p.scores) std::copy_n(score, count, p.scores + begin);
       float largest = p.sums->largest;
       for (index_t i = 0; i < count; ++i) {
         if (!std::isfinite(score[i])) score[i] = -INFINITY;  // a key that is not finite is ignored

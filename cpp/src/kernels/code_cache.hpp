@@ -54,6 +54,7 @@ struct CodeRead {
   const float* probability;  // null: 1
   index_t count;
   CodeSums* sums;
+  float* scores;  // (count), or null: not wanted
 };
 constexpr index_t kRegisterFloats = 16;  // at most
 
