@@ -306,7 +306,9 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         counted = weights >= LEAST
         if not counted.all():
             X, values, weights = X[counted], values[counted], weights[counted]
-        offset = np.median(values, axis=0)
+        # Not from 0 only where nearly all are near a number: so small ones keep their digits.
+        low, offset, high = np.quantile(values, [0.01, 0.5, 0.99], axis=0)
+        offset = np.where(np.abs(offset) > 8 * (high - low), offset, 0.0)
         values = values - offset
         # Units that are powers of 2 bring values into the range of float32, and round nothing.
         unit = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1] - 1)

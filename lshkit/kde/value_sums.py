@@ -21,7 +21,7 @@ FEW = 256  # rows, up to which all is float64: some microseconds a query, and ri
 FIRST, GROWTH = 2048, 2  # rows of the first segment of a sample; where the next one ends, over that
 MIN_EFFECTIVE = 96  # rows, (sum t)^2 / sum t^2, below which a sample says little of its error
 LEAST_VALUE = 2.0**-60  # over the largest of its pass, so that float32 holds its square
-OUTLYING = 512  # rows with the most outlying values, which every query reads
+OUTLYING = 512  # rows with the largest weights or most outlying values, which every query reads
 SAFETY = 1.25  # times the rows that a history foretells
 
 
@@ -256,10 +256,10 @@ class SampledMeans:
     computed exactly.
 
     A sample knows nothing of the few rows of another kind that it has missed, as of a rare class.
-    So the rows with the most outlying values are no part of it: every query reads them all. And no
-    error is less than the standard deviation of the other values over the root of the rows that
-    were met, or than their range over that number (what was not met has about one row's mass),
-    whichever is less.
+    So the rows with the most weight or the most outlying values are no part of it: every query
+    reads them all. And no error is less than the standard deviation of the other values over the
+    root of the rows that were met, or than their range over that number (what was not met has about
+    one row's mass), whichever is less; values count by their weights there.
 
     spread `(n_outputs,)`: standard deviation of the values. rtol: times it, the standard error
     wanted.
@@ -287,10 +287,13 @@ class SampledMeans:
             )
 
         order = np.random.default_rng([training.seed, 1]).permutation(n_rows)
-        outlying = _outlying(values, spread, min(OUTLYING, n_rows // 8))
+        weights = np.ones(n_rows) if training.weights is None else training.weights
+        changes = weights[:, None] * (values - np.average(values, axis=0, weights=weights))
+        outlying = _outlying(changes, weights, spread, min(OUTLYING, n_rows // 8))
+        changes /= weights[~outlying].mean()
         self.outlying = rows_of(np.flatnonzero(outlying))
         order = order[~outlying[order]]
-        self.n, others = len(order), values[order]  # of what is sampled
+        self.n, others = len(order), changes[order]  # of what is sampled
         self.spread, self.range = others.std(axis=0), np.ptp(others, axis=0)
         self.segments, self.ends, first, last = [], [], 0, FIRST
         while last <= self.n // 2:
@@ -384,10 +387,11 @@ class SampledMeans:
         return self.exact.nbytes + sum(part.nbytes for part in rows)
 
 
-def _outlying(values: np.ndarray, spread: np.ndarray, n: int) -> np.ndarray:
-    """Which `(n_rows,)` are the n farthest from the mean in some output, in standard deviations."""
-    found = np.zeros(len(values), bool)
-    far = np.abs(values - values.mean(axis=0)) / np.where(spread > 0, spread, 1)
+def _outlying(changes: np.ndarray, weights: np.ndarray, spread: np.ndarray, n: int) -> np.ndarray:
+    """Which `(n_rows,)` are the n that change a mean most: those with the largest weights, and
+    products `(n_rows, n_outputs)` of weights with distances from the mean, in spreads."""
+    found = np.zeros(len(weights), bool)
+    far = np.abs(changes / np.where(spread > 0, spread, 1)).max(axis=1)
     if n:
-        found[np.argpartition(far.max(axis=1), -n)[-n:]] = True
+        found[np.argpartition(np.hypot(far, weights), -n)[-n:]] = True
     return found

@@ -117,6 +117,21 @@ def test_targets_of_any_size():
     assert (constant == 7.5).all()
 
 
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.98])
+@pytest.mark.parametrize("n", [200, 1000])
+def test_small_targets_far_from_large_ones_keep_their_digits(n, share):
+    """Also where most are large, and their median is."""
+    rng = np.random.default_rng(0)
+    rows, values = rng.normal(size=(n, 2)), rng.normal(size=n)
+    large = np.arange(n) < share * n
+    rows[large] += 1000
+    values[large] = 1e9 * rng.uniform(1, 2, large.sum())
+    got = LSHKernelRegressor(bandwidth=1.0, rtol=0).fit(rows, values).predict(rows[~large])
+    kernel = np.exp(log_kernel("gaussian", rows[~large], rows[~large], 1.0))
+    wanted = kernel @ values[~large] / kernel.sum(axis=1)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
 def test_targets_that_float32_does_not_hold_beside_each_other():
     """Runs of 4,096 rows: also those in which nothing is left of a target."""
     rows, values, queries = problem("normal")
@@ -227,9 +242,9 @@ def test_a_sample_is_the_formula(monkeypatch):
     model = LSHKernelRegressor(**options).fit(rows, values, weights)
     got = model.predict(queries, return_std=True)
     order = np.random.default_rng([model._regression_seed, 1]).permutation(900)
-    mean = np.average(values, axis=0, weights=weights)
-    spread = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
-    far = (np.abs(values - values.mean(axis=0)) / spread).max(axis=1)
+    average = np.average(values, axis=0, weights=weights)
+    spread = np.sqrt(np.average((values - average) ** 2, axis=0, weights=weights))
+    far = weights * np.hypot(1, (np.abs(values - average) / spread).max(axis=1))
     outlying = far >= np.sort(far)[-112]
     order = order[~outlying[order]]
     history, sample = order[:64], order[64:128]
@@ -241,7 +256,12 @@ def test_a_sample_is_the_formula(monkeypatch):
     residuals = terms[:, sample, None] * (values[sample] - mean[:, None])
     variance = 724**2 * (1 - 64 / 724) * residuals.var(axis=1, ddof=1) / 64
     assert np.allclose(got[0], mean, rtol=0, atol=1e-3)  # distances of samples are float32
-    assert np.allclose(got[1], np.sqrt(variance) / total, rtol=1e-2)
+    changes = (weights[:, None] * (values - average))[order] / weights[order].mean()
+    met = terms[:, order[:128]]
+    met = (met.sum(axis=1) ** 2 / (met**2).sum(axis=1))[:, None]
+    least = np.minimum(changes.std(axis=0) / np.sqrt(met), np.ptp(changes, axis=0) / met)
+    wanted = np.maximum(np.sqrt(variance) / total, least * np.sqrt(1 - 128 / 788))
+    assert np.allclose(got[1], wanted, rtol=1e-2)
 
 
 def test_a_few_rows_that_agree_are_not_believed():
@@ -633,3 +653,18 @@ def test_samples_that_miss_a_rare_class_state_an_error(n_positive):
         assert (np.abs(means - wanted) <= 1e-9)[errors == 0].all()
         ratios.append(np.abs(means - wanted)[errors > 0] / errors[errors > 0])
     assert (np.concatenate(ratios) > 3).mean() <= 0.05
+
+
+@pytest.mark.parametrize("n_heavy, weight", [(1, 1e5), (6, 1e4), (60, 100)])
+def test_samples_that_miss_the_heaviest_rows_state_an_error(n_heavy, weight):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(20_000, 4)), rng.normal(size=(50, 4)) / 2
+    values, weights = np.sin(2 * rows[:, 0]) + rng.normal(size=20_000), np.ones(20_000)
+    weights[rng.choice(20_000, n_heavy, replace=False)] = weight
+    exact = LSHKernelRegressor(bandwidth=1.2, algorithm="brute").fit(rows, values, weights)
+    wanted, beyond = exact.predict(queries), []
+    for seed in range(6):
+        model = LSHKernelRegressor(bandwidth=1.2, algorithm="random", random_state=seed)
+        means, errors = model.fit(rows, values, weights).predict(queries, return_std=True)
+        beyond.append(np.abs(means - wanted) > 3 * errors + 1e-9)
+    assert np.mean(beyond) <= 0.02
