@@ -53,7 +53,7 @@ class Groups:
             out,
             threads,
         )
-        return Sums(*out.T[:3]), out[:, 3]
+        return Sums.of(out), out[:, 3]
 
 
 class Cells(Groups):
@@ -145,7 +145,7 @@ class Cells(Groups):
             out,
             threads,
         )
-        return Sums(*out.T), (end - begin)[probes].sum(axis=1)
+        return Sums.of(out), (end - begin)[probes].sum(axis=1)
 
     def counts_before(self, stop: int | None) -> np.ndarray:
         """How many rows of each cell are permuted rows before `stop`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
 LOST, FAR = 1e-9, 1e-5  # bandwidths
 SIZES_AT_ONCE = 32  # features of an L1 distance that the core adds up one after another
+EVERY = slice(None)  # query
 TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
 
@@ -101,65 +102,91 @@ class Geometry:
         given: the queries as given; not wanted where the keys are scaled. Compact kernels need
         them, others where scaled rows far from the centre are rounded by what matters.
         """
-        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
-        sums = np.empty((len(queries), 3))
         as_they_are = scaled or self.kernel == "angular"
         centre, inverse = (None, None) if as_they_are else (self.centre, self.inverse)
         rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
+        options = rows, weights, centre, inverse, threads, n_keys
         compact = self.kernel in kernels.COMPACT and not scaled
 
-        def add_up(some: Any, dtype: type, out: np.ndarray) -> None:
-            ends: dict[str, Any] = {}
+        def core_sums(some: slice | np.ndarray, dtype: type) -> np.ndarray:
+            as_given = None
             if compact:
                 assert given is not None
-                rows_given = np.require(given[some], np.float64, ["C", "A"])
-                ends = {"given": rows_given, "widths": self.widths, "edge": self.edge}
-            _C.kernel_sums(
-                kernels.CODES[self.kernel],
-                self.n_bits,
-                np.ascontiguousarray(queries[some], dtype),
-                rows,
-                centre,
-                inverse,
-                weights,
-                out,
-                threads,
-                n_keys,
-                **ends,
-            )
+                as_given = given[some]
+            return self._core_sums(queries[some], dtype, *options, as_given)
 
-        def of_some(mask: np.ndarray, dtype: type) -> None:
+        if self.kernel == "angular":  # whose rounding does not depend on norms
+            dtype = np.float32 if self.rounding(1.0) <= tolerance else np.float64
+            sums = Sums.of(core_sums(EVERY, dtype))
+            tiny = np.flatnonzero(sums.total < TINY * len(keys))
+            if len(tiny):
+                sums[tiny] = self._sums_of_logs(queries[tiny], keys, weights, scaled)
+            return sums
+        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+        by_norms = self.kernel != "laplacian"  # whose rounding is known from its sums alone
+        if by_norms and self.rounding(float(norms.max(initial=reach))) <= tolerance:
+            return Sums.of(core_sums(EVERY, np.float32))  # the usual case
+        single = self.rounding(np.maximum(norms, reach)) <= tolerance
+        sums = Sums.of(self._in_two_types(core_sums, single, tolerance))
+        lost = np.flatnonzero(self._cancel(norms, sums.shift, tolerance, scaled))
+        if len(lost):
+            beside = self._cell_size(tolerance), keys, weights, threads
+            if given is None or scaled:
+                sums[lost] = self._sums_in_cells(queries[lost], *beside, scaled)
+            else:
+                sums[lost] = self._sums_as_given(given[lost], *beside)
+        nothing = np.flatnonzero(~(norms < FARTHEST))  # squares that overflow: no kernel is left
+        if len(nothing):
+            sums[nothing] = Sums.zeros(len(nothing))
+        return sums
+
+    def _in_two_types(
+        self, core_sums: Callable[[Any, type], np.ndarray], single: np.ndarray, tolerance: float
+    ) -> np.ndarray:
+        """`core_sums` of all queries, in float32 where they are single and keep the tolerance."""
+        sums = np.empty((len(single), 3))
+
+        def fill(mask: np.ndarray, dtype: type) -> None:
             count = np.count_nonzero(mask)
-            if count == len(queries):
-                add_up(..., dtype, sums)
+            if count == len(mask):
+                sums[:] = core_sums(EVERY, dtype)
             elif count:
-                out = np.empty((count, 3))
-                add_up(mask, dtype, out)
-                sums[mask] = out
+                sums[mask] = core_sums(mask, dtype)
 
-        usual = self.kernel != "laplacian"  # whose rounding is known from its sums alone
-        if usual and self.rounding(float(norms.max(initial=reach))) <= tolerance:
-            add_up(..., np.float32, sums)
-            if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
-                return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
-        else:
-            single = self.rounding(np.maximum(norms, reach)) <= tolerance
-            of_some(single, np.float32)
-            if self.kernel == "laplacian":
-                single[single] = self._rounding_of_sizes(sums[single, 0]) <= tolerance
-            of_some(~single, np.float64)
-        if self.kernel == "angular":
-            small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
-            if len(small):
-                sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled)
-        around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance, scaled))
-        if len(around):
-            some = queries[around], self._cell_size(tolerance)
-            as_given = None if given is None or scaled else given[around]
-            sums[around] = self._sums_around(*some, keys, weights, scaled, threads, as_given)
-        if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
-            sums[~(norms < FARTHEST)] = -np.inf, 0, 0
-        return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
+        fill(single, np.float32)
+        if self.kernel == "laplacian":
+            single[single] = self._rounding_of_sizes(sums[single, 0]) <= tolerance
+        fill(~single, np.float64)
+        return sums
+
+    def _core_sums(
+        self,
+        queries: np.ndarray,
+        dtype: type,
+        keys: np.ndarray,
+        weights: np.ndarray | None,
+        centre: np.ndarray | None,
+        inverse: np.ndarray | None,
+        threads: int,
+        n_keys: int = -1,
+        given: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The core's sums: shift, total and squares of each query, `(n_queries, 3)`.
+
+        dtype: of the distances. centre, inverse: what scales the keys, None where they are scaled.
+        n_keys: of keys in blocks. given: the queries as given, where compact kernels end for them.
+        """
+        out = np.empty((len(queries), 3))
+        ends: dict[str, Any] = {}
+        if given is not None:
+            given = np.require(given, np.float64, ["C", "A"])
+            ends = {"given": given, "widths": self.widths, "edge": self.edge}
+        kernel = kernels.CODES[self.kernel], self.n_bits
+        queries = np.ascontiguousarray(queries, dtype)
+        _C.kernel_sums(
+            *kernel, queries, keys, centre, inverse, weights, out, threads, n_keys, **ends
+        )
+        return out
 
     def _cancel(
         self, norms: np.ndarray, shift: np.ndarray, tolerance: float, scaled: bool
@@ -169,12 +196,8 @@ class Geometry:
         Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2. Of sizes
         it is the rounding of the scaled rows, which is in them already where these are the keys.
         """
-        if (
-            self.kernel == "angular"
-            or self.kernel in kernels.COMPACT  # where the core subtracts
-            or (scaled and self.kernel == "laplacian")
-        ):
-            return np.zeros(len(norms), bool)
+        if self.kernel in kernels.COMPACT or (scaled and self.kernel == "laplacian"):
+            return np.zeros(len(norms), bool)  # of compact kernels the core subtracts
         with np.errstate(over="ignore", invalid="ignore"):
             lost = DOUBLE_ROUNDING * norms**2
             if self.kernel == "laplacian":
@@ -186,7 +209,7 @@ class Geometry:
 
     def _sums_of_logs(
         self, queries: np.ndarray, keys: np.ndarray, weights: np.ndarray | None, scaled: bool
-    ) -> np.ndarray:
+    ) -> Sums:
         """The angular kernel where its powers, or their squares, leave float32."""
         sums = Sums.zeros(len(queries))
         for first in range(0, len(keys), 1024):
@@ -202,7 +225,7 @@ class Geometry:
             shift = logs.max(axis=1)
             terms = np.where(agreement > 0, terms * np.exp(logs - shift[:, None]), 0)
             sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
-        return np.stack([sums.shift, sums.total, sums.squares], axis=1)
+        return sums
 
     def rounds(self, rows: np.ndarray) -> bool:
         """Whether some scaled rows are rounded by more than LOST bandwidths."""
@@ -222,65 +245,51 @@ class Geometry:
         lost = tolerance**2 if self.kernel == "exponential" else 0.5 * tolerance
         return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
 
-    def _sums_around(
+    def _sums_in_cells(
         self,
         queries: np.ndarray,
         size: float,
         keys: np.ndarray,
         weights: np.ndarray | None,
-        scaled: bool,
         threads: int,
-        given: np.ndarray | None,
-    ) -> np.ndarray:
-        """The sums of queries with the rows centred in their cell, a cube of this size.
-
-        With the queries as given, as the keys are, the centre is one of them: no row near it is
-        rounded by being scaled.
-        """
-        cells = size * np.rint((queries if given is None else given * self.inverse) / size)
-        if given is not None:  # where scaled rows would be rounded to one another, each is its own
-            rounded = np.abs(cells) * DOUBLE_ROUNDING > size / 4
-            cells = np.where(rounded, given, cells)
-        groups = list(_groups(cells))
-        if given is not None:
-            sums = Sums.zeros(len(queries))
-            for _, members in groups:
-                centre = np.array(given[members[0]], np.float64)
-                out = np.empty((len(members), 3))
-                _C.kernel_sums(
-                    kernels.CODES[self.kernel],
-                    self.n_bits,
-                    np.ascontiguousarray((given[members] - centre) * self.inverse),
-                    keys,
-                    centre,
-                    self.inverse,
-                    weights,
-                    out,
-                    threads,
-                )
-                sums[members] = Sums(*out.T)
-            return np.stack([sums.shift, sums.total, sums.squares], axis=1)
+        scaled: bool,
+    ) -> Sums:
+        """The sums of scaled queries, each with the rows centred in its cell, a cube of a size."""
+        groups = list(_groups(size * np.rint(queries / size)))
         sums, ones = Sums.zeros(len(queries)), np.ones(queries.shape[1])
         for first in range(0, len(keys), 8192):
             part = slice(first, first + 8192)
             rows = keys[part] if scaled else self.scale(keys[part])
-            some = np.empty((len(queries), 3))
+            own, some = None if weights is None else weights[part], np.empty((len(queries), 3))
             for cell, members in groups:
-                out = np.empty((len(members), 3))
-                _C.kernel_sums(
-                    kernels.CODES[self.kernel],
-                    self.n_bits,
-                    np.ascontiguousarray(queries[members] - cell),
-                    rows,
-                    np.ascontiguousarray(cell),
-                    ones,
-                    None if weights is None else weights[part],
-                    out,
-                    threads,
-                )
-                some[members] = out
-            sums += Sums(*some.T)
-        return np.stack([sums.shift, sums.total, sums.squares], axis=1)
+                centre = np.ascontiguousarray(cell)
+                moved = queries[members] - cell
+                some[members] = self._core_sums(moved, np.float64, rows, own, centre, ones, threads)
+            sums += Sums.of(some)
+        return sums
+
+    def _sums_as_given(
+        self,
+        given: np.ndarray,
+        size: float,
+        keys: np.ndarray,
+        weights: np.ndarray | None,
+        threads: int,
+    ) -> Sums:
+        """`_sums_in_cells` of queries as given, as the keys are.
+
+        The centre of a cell is one of its queries: no row near it is rounded by being scaled.
+        """
+        cells = size * np.rint(given * self.inverse / size)
+        # Where scaled rows would be rounded to one another, each query has a cell of its own.
+        cells = np.where(np.abs(cells) * DOUBLE_ROUNDING > size / 4, given, cells)
+        sums = np.empty((len(given), 3))
+        for _, members in _groups(cells):
+            centre = np.array(given[members[0]], np.float64)
+            moved = (given[members] - centre) * self.inverse
+            options = keys, weights, centre, self.inverse, threads
+            sums[members] = self._core_sums(moved, np.float64, *options)
+        return Sums.of(sums)
 
 
 def edge_of(bandwidth: np.ndarray) -> tuple[np.ndarray | None, float]:

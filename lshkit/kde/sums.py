@@ -26,6 +26,11 @@ class Sums:
         return cls(np.full(n, -np.inf), np.zeros(n), np.zeros(n))
 
     @classmethod
+    def of(cls, columns: np.ndarray) -> Sums:
+        """Sums as the core writes them, in the first columns of an array."""
+        return cls(columns[:, 0], columns[:, 1], columns[:, 2])
+
+    @classmethod
     def joined(cls, parts: Sequence[Sums]) -> Sums:
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in SUMS))
 
