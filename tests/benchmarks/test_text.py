@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from cases.commands import PNG_SIGNATURE, ROOT, rows_of, run
+from cases.commands import PNG_SIGNATURE, rows_of, run
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tqdm")
@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 from benchmarks import RESULTS  # noqa: E402
 from benchmarks.encoder import Batch  # noqa: E402
 from benchmarks.quality.text import __main__ as command  # noqa: E402
-from benchmarks.quality.text import bits, report  # noqa: E402
+from benchmarks.quality.text import report  # noqa: E402
 from benchmarks.quality.text.at_once import train  # noqa: E402
 from benchmarks.quality.text.candidates import (  # noqa: E402
     CANDIDATES,
@@ -35,7 +35,7 @@ from benchmarks.quality.text.model import (  # noqa: E402
     collisions,
     rotated,
 )
-from benchmarks.quality.text.training import Setting, Text, Training  # noqa: E402
+from benchmarks.quality.text.training import Setting, Training  # noqa: E402
 from benchmarks.source_text import repeats  # noqa: E402
 from lshkit.attention import Colliding, Sampled, yoso_attention  # noqa: E402
 
@@ -341,35 +341,3 @@ def test_the_results_are_of_these_settings(name, tmp_path):
     assert results["runs"] == sorted(results["runs"], key=command.place_of)
     report.draw(results, tmp_path / "text.png")  # methods whose code is gone too
     assert all(made["method"] in report.tables(results) for made in results["runs"])
-
-
-def test_the_same_weights_are_read_with_more_and_fewer_pairs():
-    generator = torch.Generator().manual_seed(0)
-    words = torch.randint(97, 123, (30, 8), generator=generator, dtype=torch.uint8)
-    order = torch.randint(30, (1000,), generator=generator)
-    text = Text(words[order].flatten(), words[order.flip(0)].flatten())
-    model = bits.trained(0, 256, Setting(2, 20), text)
-    before = [x.detach().clone() for x in model.parameters()]
-    found = bits.read(model, text, 512, ((2, 64), (10, 8)), 1024)
-    exact, most, few = found.values()
-    assert [*found] == ["all pairs", "2, 64", "10, 8"]
-    # Nearly all pairs collide in some of 64 hashes of 2 bits, and others have next to no weight.
-    assert exact["pairs_a_query"] == 513 / 2
-    assert 0.9 * 513 / 2 < most["pairs_a_query"] <= 513 / 2
-    assert most["loss"] == pytest.approx(exact["loss"], abs=1e-3)
-    assert few["pairs_a_query"] < 30 and few["loss"] != exact["loss"]
-    assert all(x[name] > 0 for x in found.values() for name in bits.PASSES)
-    assert all(map(torch.equal, model.parameters(), before))
-    again = bits.rows_of(model, text, 512)  # whatever was read before
-    bits.set_estimators(model, n_bits=2, n_hashes=1, exact_up_to=0)
-    assert all(map(torch.equal, again, bits.rows_of(model, text, 512)))
-    line = bits.table({"runs": [{"seed": 0, "read": {"512": found}}]}).splitlines()[-1]
-    assert line.startswith("| 0 | 512 | 10, 8 |") and line.count("|") == 9
-
-
-def test_the_table_of_bits_is_that_of_the_results():
-    results = json.loads((RESULTS / "text_bits.json").read_text())
-    assert results["settings"]["seconds"]["8192"] == command.described(
-        command.SETTINGS["seconds"][8192]
-    )
-    assert bits.table(results) in (ROOT / "docs/research.md").read_text()
