@@ -256,8 +256,7 @@ def parse_arguments():
     add("--rounds", type=int, help=f"timed steps ({ROUNDS}; from {LONG_FROM} on {LONG_ROUNDS})")
     add("--processes", type=int, default=2, help="that measure memory at a time (2)")
     add("--quick", action="store_true", help="two short lengths, one round: works, says little")
-    add("--json", type=pathlib.Path, default=RESULTS / "efficiency.json",
-        help="where results go, with the tables beside them as .md")  # fmt: skip
+    add("--json", type=pathlib.Path, default=RESULTS / "efficiency.json")
     add("--picture", type=pathlib.Path, default=IMAGES / "efficiency.png",
         help="where the picture goes, a .png")  # fmt: skip
     add("--tables", action="store_true", help="tables and picture of the file, measure nothing")
@@ -323,11 +322,9 @@ def main():
             path.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes
         results = measure(args)
         write_json(args.json, results)
-    report = "\n".join(tables.report(results))
-    args.json.with_suffix(".md").write_text(report)
     tables.draw(results, args.picture)
-    print(report)
-    print(f"written: {args.json}, {args.json.with_suffix('.md')}, {args.picture}")
+    print("\n".join(tables.report(results)))
+    print(f"written: {args.json}, {args.picture}")
 
 
 if __name__ == "__main__":

@@ -50,8 +50,7 @@ def parse_arguments():
     add("names", nargs="*", metavar="NAME", help=f"all by default: {', '.join(NAMES)}")
     add("--quick", action="store_true", help="tiny sizes: works, shows nothing")
     add("--threads", type=int, default=1, help="CPU threads (1)")
-    add("--json", type=pathlib.Path, default=RESULTS / "papers_figures.json",
-        help="where results go, with the tables beside them as .md")  # fmt: skip
+    add("--json", type=pathlib.Path, default=RESULTS / "papers_figures.json")
     add("--pictures", type=pathlib.Path, default=IMAGES, help="folder of the .png")
     add("--models", type=pathlib.Path, default=byte_model.MODELS,
         help="folder of trained models, which are trained where they are missing")  # fmt: skip
@@ -89,8 +88,6 @@ def main():
         write_json(args.json, results)
         print(module.table(measured))
         print(f"written: {path}\n", flush=True)
-    tables = [modules[name].table(results[name]) for name in NAMES if name in results]
-    args.json.with_suffix(".md").write_text("\n".join(tables))
 
 
 if __name__ == "__main__":
