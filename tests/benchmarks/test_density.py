@@ -20,12 +20,19 @@ OURS = {"brute", "random", "near_far", "hbe", "auto"}
 SKETCH_BYTES = 32 * 256 * 8 + (3 + 8) * 64 * 4
 
 
-def test_kde_benchmark_writes_all_results(tmp_path):
-    path = tmp_path / "new" / "kde.json"
-    sections = "mixture_16", "goals", "small_calls", "compact_kernels", "stream"
-    done = run(KDE, "--quick", "--sections", *sections, "--json", path)
+def measured(path, module, *options):
+    """What a benchmark leaves in the file; --tables prints its tables again."""
+    done = run(module, "--quick", *options, "--json", path)
     assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
+    tables = run(module, "--tables", "--json", path)
+    assert tables.returncode == 0, tables.stderr
+    assert tables.stdout.strip() in done.stdout
+    return json.loads(path.read_text())
+
+
+def test_kde_benchmark_writes_all_results(tmp_path):
+    sections = "mixture_16", "goals", "small_calls", "compact_kernels", "stream"
+    results = measured(tmp_path / "new" / "kde.json", KDE, "--sections", *sections)
     assert {"cpu", "instruction_set", "lshkit"} <= results["machine"].keys()
     assert results["packages"].keys() == {"scikit-learn", "KDEpy", "torch-kde", "KeOps", "FAISS"}
     for task in results["mixture_16"]:
@@ -44,9 +51,6 @@ def test_kde_benchmark_writes_all_results(tmp_path):
     stream = results["stream"]
     assert stream["rows"] == 200_000
     assert stream["sketch_bytes"] == stream["sketch_bytes_after_a_tenth"] == SKETCH_BYTES
-    tables = run(KDE, "--tables", "--json", path)
-    assert tables.returncode == 0, tables.stderr
-    assert tables.stdout.strip() in done.stdout
 
 
 def test_kde_benchmark_refuses_bad_options_by_name(refusal):
@@ -54,10 +58,7 @@ def test_kde_benchmark_refuses_bad_options_by_name(refusal):
 
 
 def test_bandwidths_benchmark_writes_all_results(tmp_path):
-    path = tmp_path / "new" / "bandwidths.json"
-    done = run(BANDWIDTHS, "--quick", "--json", path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
+    results = measured(tmp_path / "new" / "bandwidths.json", BANDWIDTHS)
     assert results.keys() == {"speed", "accuracy", "rules"}
     assert all("cpu" in section["machine"] for section in results.values())
     best = results["speed"]["best"]
@@ -71,8 +72,6 @@ def test_bandwidths_benchmark_writes_all_results(tmp_path):
         likelihood["likelihood, gaussian"]["log_likelihood"]
         > (likelihood["scott, gaussian"]["log_likelihood"])
     )
-    tables = run(BANDWIDTHS, "--tables", "--json", path)
-    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
 
 
 def test_sampling_benchmark_writes_its_sections(tmp_path):
@@ -97,26 +96,17 @@ def test_sampling_benchmark_writes_its_sections(tmp_path):
 
 
 def test_outlier_benchmark_writes_its_sections(tmp_path):
-    path = tmp_path / "new" / "outliers.json"
-    done = run(OUTLIERS, "--quick", "--sections", "exact", "times", "--json", path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
+    results = measured(tmp_path / "new" / "outliers.json", OUTLIERS, "--sections", "exact", "times")
     assert {"scikit-learn", "pyod", "pysad"} == results["packages"].keys()
     for found in results["exact"]["results"].values():
         assert found["auto"] == pytest.approx(found["brute"], abs=0.05)
     times = results["times"]["results"]
     assert {"lshkit", "IsolationForest", "LOF"} <= times["seconds"].keys()
     assert times["over sklearn"].keys() == {"exact", "rtol=0.1"}
-    printed = run(OUTLIERS, "--tables", "--json", path)
-    assert printed.returncode == 0, printed.stderr
-    assert printed.stdout.strip() in done.stdout
 
 
 def test_streams_benchmark_writes_its_sections(tmp_path):
-    path = tmp_path / "new" / "streams.json"
-    done = run(STREAMS, "--quick", "--json", path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
+    results = measured(tmp_path / "new" / "streams.json", STREAMS)
     sketches = results["speed"]["sketches"]
     assert all(x["rows_per_second"] > 0 for x in sketches.values())
     assert sketches["all rows"]["bytes"] == sketches["half_life"]["bytes"] == SKETCH_BYTES
@@ -127,15 +117,10 @@ def test_streams_benchmark_writes_its_sections(tmp_path):
             assert windows[name]["bytes"] <= windows["exact"]["bytes"]
             found = windows[name]["root mean square"]
             assert found <= windows[name]["stated, root mean square"]
-    tables = run(STREAMS, "--tables", "--json", path)
-    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
 
 
 def test_regression_benchmark_writes_all_results(tmp_path):
-    path = tmp_path / "new" / "regression.json"
-    done = run(REGRESSION, "--quick", "--json", path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
+    results = measured(tmp_path / "new" / "regression.json", REGRESSION)
     for data in ("friedman", "digits", "clusters", "waves"):
         methods = results["times"][data]["methods"]
         assert {"lshkit, auto", "NumPy", "scikit-learn, neighbors"} <= methods.keys()
@@ -143,34 +128,24 @@ def test_regression_benchmark_writes_all_results(tmp_path):
         assert methods["lshkit, brute"]["r2"] > 0.1
     for found in results["coverage"]["results"]:
         assert 0 <= found["beyond_3"] <= 1 and found["observed"] > 0
-    tables = run(REGRESSION, "--tables", "--json", path)
-    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
 
 
 def test_two_sample_benchmark_writes_all_results(tmp_path):
-    path = tmp_path / "new" / "two_sample.json"
-    done = run(TWO_SAMPLE, "--quick", "--json", path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
+    results = measured(tmp_path / "new" / "two_sample.json", TWO_SAMPLE)
     for seconds in results["times"]["seconds"].values():
         assert seconds.keys() == {"bucket_sum", "brute", "NumPy"}
     assert len(results["power"]["found"]) == 9
-    tables = run(TWO_SAMPLE, "--tables", "--json", path)
-    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
 
 
 def test_errors_benchmark_writes_all_results(tmp_path):
-    path = tmp_path / "new" / "errors.json"
-    done = run(ERRORS, "--quick", "--data", "repeated", "mixture of 128", "--json", path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
+    results = measured(
+        tmp_path / "new" / "errors.json", ERRORS, "--data", "repeated", "mixture of 128"
+    )
     assert {x["data"] for x in results["cases"]} == {"repeated", "mixture of 128"}
     for found in results["cases"]:
         for seed in found["seeds"]:
             assert 0 <= seed["beyond_three_stated"] <= 0.05 and seed["mean_error"] < 0.2
             assert 0 <= seed["confidence"]["beyond_rtol"] <= 0.05
-    tables = run(ERRORS, "--tables", "--json", path)
-    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
 
 
 def test_dask_benchmark_compares_equal_sketches(tmp_path):
