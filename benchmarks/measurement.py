@@ -224,10 +224,10 @@ def milliseconds(seconds):
     return figure(1e3 * seconds)
 
 
-def ratio_table(title, results, passes, over="softmax"):
-    """results[n][pass][side] as the time of `over` by that of each other side, a row a length."""
+def ratio_table(title, results, passes):
+    """results[n][pass][side] as softmax's time by that of each other side, a row a length."""
     sides = list(dict.fromkeys(s for times in results.values() for p in passes for s in times[p]))
-    sides.remove(over)
+    sides.remove(over := "softmax")
     header = ["n", *(f"{s}: {p}" if len(passes) > 1 else s for p in passes for s in sides)]
     rows = [
         [n, *(figure(t[p][over] / t[p][s]) if s in t[p] else "" for p in passes for s in sides)]

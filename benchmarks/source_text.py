@@ -43,13 +43,13 @@ def masked_batch(text: Tensor, length: int, batch_size: int, generator: torch.Ge
     return Batch(tokens.masked_fill(hidden, MASK), None, hidden, tokens[hidden])
 
 
-def repeats(tokens: Tensor, apart: int = 64) -> Tensor:
-    """(B, n) bool: the last 8 bytes up to here came before, last `apart` bytes ago or more."""
+def repeats(tokens: Tensor) -> Tensor:
+    """(B, n) bool: the last 8 bytes up to here came before, last 64 bytes ago or more."""
     found = torch.zeros(tokens.shape, dtype=torch.bool)
     if tokens.shape[1] < 8:
         return found
     # Eight bytes are one int64.
     contexts = tokens.to(torch.uint8).unfold(1, 8, 1).contiguous().view(torch.int64).squeeze(-1)
     contexts, order = contexts.sort(dim=1, stable=True)
-    again = (contexts[:, 1:] == contexts[:, :-1]) & (order.diff(dim=1) >= apart)
+    again = (contexts[:, 1:] == contexts[:, :-1]) & (order.diff(dim=1) >= 64)
     return found.scatter_(1, order[:, 1:] + 7, again)

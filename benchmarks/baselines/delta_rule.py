@@ -42,10 +42,10 @@ class DeltaRule(Heads):
     numbers a head. beta depends on the token's keys and values.
     """
 
-    def __init__(self, dim: int, heads: int, length: int, chunk: int = 64) -> None:
+    def __init__(self, dim: int, heads: int, length: int) -> None:
         strength, norm = nn.Linear(2 * dim, heads), nn.RMSNorm(dim // heads)
         super().__init__(dim, heads)
-        self.strength, self.norm, self.chunk = strength, norm, chunk
+        self.strength, self.norm = strength, norm
 
     def mix(self, query, key, value, mask):
         value = without_masked(value, mask)
@@ -54,4 +54,4 @@ class DeltaRule(Heads):
         if mask is not None:
             beta = beta.masked_fill(~mask[:, None], 0)
         query, key = (F.normalize(x, dim=-1) for x in (query, key))
-        return self.norm(delta_rule(query, key, value, beta, self.chunk))
+        return self.norm(delta_rule(query, key, value, beta))

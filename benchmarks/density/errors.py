@@ -110,7 +110,7 @@ def measure(source, n, kernel, width, seeds, n_queries):
     return found
 
 
-def one_seed(rows, queries, logs, kernel, shape, seed, exact=None):
+def one_seed(rows, queries, logs, kernel, shape, seed, exact):
     density = LSHKernelDensity(kernel, rtol=RTOL, random_state=seed, **shape)
     bound = LSHKernelDensity(kernel, rtol=RTOL, confidence=CONFIDENCE, random_state=seed, **shape)
     fit = []

@@ -24,10 +24,10 @@ def bundled(rng):
         yield f"digits, all but {k}", of_classes(X, y != k, rng)
 
 
-def of_classes(X, normal, rng, most=400):
-    """Normal rows, and of the others a tenth as many."""
+def of_classes(X, normal, rng):
+    """At most 400 normal rows, and of the others a tenth as many."""
     inliers, outliers = X[normal], X[~normal]
-    inliers = inliers[rng.permutation(len(inliers))[:most]]
+    inliers = inliers[rng.permutation(len(inliers))[:400]]
     count = max(3, len(inliers) // 10)
     return together(inliers, outliers[rng.permutation(len(outliers))[:count]])
 

@@ -138,8 +138,9 @@ def variance(args):
 # --- Normalisers --------------------------------------------------------------------------------
 
 
-def log_exact(queries, classes, block=4096):
+def log_exact(queries, classes):
     """The normalisers by blocked BLAS: one pass over the classes for the whole batch."""
+    block = 4096
     largest = np.full(len(queries), -np.inf, np.float32)
     total = np.zeros(len(queries))
     buffer = np.empty((len(queries), block), np.float32)

@@ -191,17 +191,17 @@ def of_case(group, estimator, n, which, exchange, options):
     return smallest(group, call, options.repeats), sent
 
 
-def bytes_of(group, n, heads=1):
+def bytes_of(group, n):
     """Counted bytes of one head's forward, on average over the ranks, and what was foretold."""
     rows = []
     for n_bits in (8, 12):
         estimator = Sampled(n_bits=n_bits, expectation="never")
         for exchange in ("tables", "keys"):
             cp = ContextParallel(group, exchange=exchange)
-            x = torch.randn(1, heads, n // cp.size, HEAD_DIM)
+            x = torch.randn(1, 1, n // cp.size, HEAD_DIM)
             with torch.no_grad():
                 yoso_attention(x, x, x, estimator=estimator, seed=0, context_parallel=cp)
-            foretold = exchange_costs(cp.size, n, heads, HEAD_DIM, n_bits=n_bits)[exchange].forward
+            foretold = exchange_costs(cp.size, n, 1, HEAD_DIM, n_bits=n_bits)[exchange].forward
             sent = mean(group, cp.bytes_sent - 40 * (cp.size - 1))
             row = {"length": n, "n_bits": n_bits, "exchange": exchange}
             rows.append(row | {"bytes": sent, "foretold": foretold})
@@ -233,9 +233,9 @@ class Counting(Ranks):
                 x.zero_()
 
 
-def simulate(sizes, n, n_bits, columns=16):
+def simulate(sizes, n, n_bits):
     """One head: counted bytes of ranks spread evenly over all, and what was foretold for all."""
-    rows = []
+    rows, columns = [], 16
     estimator = Sampled(n_bits=n_bits, expectation="never")
     for size in tqdm(sizes, desc="simulated ranks"):
         held = Rows([n // size] * size, "contiguous")

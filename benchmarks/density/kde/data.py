@@ -138,13 +138,13 @@ def load_sentence_encoder():
 
 
 @functools.cache
-def comments(most=30_000):
+def comments():
     """Distinct comments of 50 characters and more in the standard library, in random order."""
     files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     files = [x for x in files if "site-packages" not in x.parts]
     lines = [y.strip() for x in files for y in x.read_text(errors="ignore").splitlines()]
     found = sorted({x[1:].strip() for x in lines if x.startswith("#") and len(x) > 50})
-    return [found[i] for i in np.random.default_rng(0).permutation(len(found))[:most]]
+    return [found[i] for i in np.random.default_rng(0).permutation(len(found))[:30_000]]
 
 
 @functools.cache

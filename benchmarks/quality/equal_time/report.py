@@ -157,8 +157,9 @@ def draw_lines(axis, lines: dict[str, list[dict]], setting: dict) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def label_places(values: dict[str, float], apart: float = 5.2) -> dict[str, float]:
+def label_places(values: dict[str, float]) -> dict[str, float]:
     """Heights of the labels: those of the lines' ends, so far apart that none hides another."""
+    apart = 5.2
     names = sorted(values, key=values.get)
     heights = [values[name] for name in names]
     for i in range(1, len(heights)):
