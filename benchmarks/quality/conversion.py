@@ -183,8 +183,6 @@ def parse_arguments() -> argparse.Namespace:
     add("--json", type=pathlib.Path, default=RESULTS / "conversion.json")
     add("--picture", type=pathlib.Path, default=IMAGES / "quality_conversion.png")
     args = parser.parse_args()
-    if min(args.seeds) < 0:
-        parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
     if args.quick and args.json == parser.get_default("json"):
         parser.error("--quick needs its own --json: its runs are no results")
     return args

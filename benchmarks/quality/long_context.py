@@ -280,8 +280,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--decoder", type=pathlib.Path, help="weights; none: those it starts with")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help="beside softmax; default: all")
-    parser.add_argument("--share", type=float, default=0.05, help="of the keys, at most")
+    order = list(compared(share := 0.05))
+    help = "beside softmax; default: all"
+    parser.add_argument("--methods", nargs="+", choices=order, default=order, help=help)
+    parser.add_argument("--share", type=float, default=share, help="of the keys, at most")
     parser.add_argument("--tokens", type=int, default=512, help="of the text that goes on")
     parser.add_argument("--questions", type=int, default=QUESTIONS)
     parser.add_argument("--threads", type=int, default=1)
@@ -294,11 +296,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = load(args.decoder)
     _, text = read_text(pathlib.Path(sysconfig.get_paths()["stdlib"]))
-    order = list(compared(args.share))
-    for name in args.methods or ():
-        if name not in order:
-            parser.error(f"--methods must be of {', '.join(order)}, got {name!r}")
-    names = [x for x in order if x in (SOFTMAX, *(args.methods or order))]
+    names = [x for x in order if x in (SOFTMAX, *args.methods)]
     settings = {"share": args.share, "epsilon": EPSILON, "delta": DELTA, "tokens": args.tokens}
     results = {"lengths": {}, "errors": {}}
     if args.json and args.json.exists():

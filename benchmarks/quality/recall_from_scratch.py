@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, positive
 from benchmarks.encoder import Batch, Encoder, Trainer, evaluate
 from benchmarks.measurement import cpu_model, machine, updated
 from benchmarks.quality.tasks import Recall
@@ -263,14 +263,12 @@ def parse_arguments() -> argparse.Namespace:
     names = dict(choices=METHODS, default=list(METHODS), metavar="NAME", help=", ".join(METHODS))
     add("--methods", nargs="+", **names)
     add("--rates", type=float, nargs="+", default=list(RATES), help="learning rates")
-    add("--seeds", type=int, default=SEEDS, help="of the best learning rate")
+    add("--seeds", type=positive, default=SEEDS, help="of the best learning rate")
     add("--noise", action="store_true", help="measure the gradients' noise, train nothing")
     add("--quick", action="store_true", help="four steps each: a test, no result")
     add("--tables", action="store_true", help="print the file, train nothing")
     add("--json", type=pathlib.Path, default=RESULTS / "recall_from_scratch.json")
     args = parser.parse_args()
-    if args.seeds < 1:
-        parser.error(f"--seeds must be at least 1: {args.seeds}")
     if args.quick and args.json == parser.get_default("json"):
         parser.error("--quick needs its own --json: its runs are no results")
     return args

@@ -63,8 +63,6 @@ def test_efficiency_gives_time_and_memory_of_each_method(tmp_path):
     ("script", "options", "message"),
     [
         ("efficiency", ("--lengths", "10"), "--lengths must be at least 64"),
-        ("efficiency", ("--rounds", "0"), "--rounds must be at least 1"),
-        ("efficiency", ("--picture", "a.svg"), "--picture must end in .png"),
         ("figures", ("figure_2",), "NAME must be one of collision_probability"),
     ],
 )

@@ -324,22 +324,8 @@ def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkey
         command.main()
 
 
-@pytest.mark.parametrize(
-    "options, named",
-    [
-        (("--threads", 0), "--threads must be at least 1: 0"),
-        (("--seeds", -1), "--seeds must be at least 0: -1"),
-        (("--text", "no"), "--text: no is no folder"),
-        (("--json", RESULTS / "quality_tasks.json"), "--quick needs its own --json"),
-        (("--tasks", "sorting"), "--tasks"),
-    ],
-)
-def test_command_refuses_bad_options_by_name(tmp_path, monkeypatch, capsys, options, named):
-    monkeypatch.setattr(sys, "argv", options_of(tmp_path, *options))
-    with pytest.raises(SystemExit) as stopped:
-        command.main()
-    assert stopped.value.code == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
+def test_quick_runs_are_no_results(refusal):
+    assert "--quick needs its own --json" in refusal("benchmarks.quality.tasks", "--quick")
 
 
 def test_documented_tables_are_those_of_the_results():

@@ -26,7 +26,7 @@ import sys
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks import RESULTS, write_json
+from benchmarks import RESULTS, positive, write_json
 from benchmarks.density.kde import data, peers
 from benchmarks.density.kde import methods as ways
 from benchmarks.density.kde.goals import (
@@ -339,7 +339,7 @@ def parse_arguments():
     add("--sections", nargs="+", choices=names, default=names, metavar="NAME",
         help=f"what to measure, all by default: {', '.join(names)}")  # fmt: skip
     add("--rows", type=int, default=N, help=f"of each data set ({N})")
-    add("--repeats", type=int, default=3, help="rounds of a measurement (3)")
+    add("--repeats", type=positive, default=3, help="rounds of a measurement (3)")
     add("--quick", action="store_true", help="few rows: works, says little")
     add("--json", type=pathlib.Path,
         help=f"where the results go ({OUT.name} in results, with --quick nowhere)")  # fmt: skip
@@ -348,32 +348,25 @@ def parse_arguments():
     args = parser.parse_args()
     if args.rows < 1000:
         parser.error(f"--rows must be at least 1000, got {args.rows}")
-    if args.repeats < 1:
-        parser.error(f"--repeats must be at least 1, got {args.repeats}")
     if args.quick:
         args.repeats = 1
     elif args.json is None:
         args.json = OUT
-    return parser, args
+    return args
 
 
 def main():
-    parser, args = parse_arguments()
+    args = parse_arguments()
     if args.alone_stream:
         print(json.dumps(stream(args.alone_stream)))
         return
-    results = {}
-    if args.json and args.json.exists():
-        try:
-            results = json.loads(args.json.read_text())
-        except ValueError as error:
-            parser.error(f"--json {args.json} holds no results: {error}")
     if args.tables:
-        if not results:
-            parser.error(f"--tables needs a file with results, got --json {args.json}")
-        print("\n".join(report(results)))
+        print("\n".join(report(json.loads(args.json.read_text()))))
         return
+    results = {}
     if args.json:
+        if args.json.exists():
+            results = json.loads(args.json.read_text())
         args.json.parent.mkdir(parents=True, exist_ok=True)
     results["machine"] = machine()
     packages = peers.versions()

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS, baselines, measurement, write_json
+from benchmarks import IMAGES, RESULTS, baselines, measurement, positive, write_json
 from benchmarks.papers.efficiency import tables
 from lshkit.attention import Sampled, Soft
 
@@ -251,14 +251,14 @@ def parse_arguments():
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME",
         help=f"all by default: {'; '.join(METHODS)}")  # fmt: skip
     add("--lengths", type=int, nargs="+", metavar="N", help=f"{', '.join(map(str, LENGTHS))}")
-    add("--threads", type=int, default=2,
-        help="measured beside one thread, at 4096 (2)")  # fmt: skip
-    add("--rounds", type=int, help=f"timed steps ({ROUNDS}; from {LONG_FROM} on {LONG_ROUNDS})")
-    add("--processes", type=int, default=2, help="that measure memory at a time (2)")
+    add("--threads", type=positive, default=2, help="measured beside one thread, at 4096 (2)")
+    add(
+        "--rounds", type=positive, help=f"timed steps ({ROUNDS}; from {LONG_FROM} on {LONG_ROUNDS})"
+    )
+    add("--processes", type=positive, default=2, help="that measure memory at a time (2)")
     add("--quick", action="store_true", help="two short lengths, one round: works, says little")
     add("--json", type=pathlib.Path, default=RESULTS / "efficiency.json")
-    add("--picture", type=pathlib.Path, default=IMAGES / "efficiency.png",
-        help="where the picture goes, a .png")  # fmt: skip
+    add("--picture", type=pathlib.Path, default=IMAGES / "efficiency.png")
     add("--tables", action="store_true", help="tables and picture of the file, measure nothing")
     add("--memory-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -269,13 +269,6 @@ def parse_arguments():
         parser.error(f"--lengths must be at least 64, got {args.lengths[0]}")
     if args.rounds is None and args.quick:
         args.rounds = 1
-    for name in ("rounds", "threads", "processes"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
-    if args.picture.suffix != ".png":
-        parser.error(f"--picture must end in .png, got {args.picture}")
-    if args.tables and not args.json.exists():
-        parser.error(f"--tables needs a file with results, got --json {args.json}")
     return args
 
 

@@ -23,7 +23,7 @@ matplotlib.use("Agg")
 import torch  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
-from benchmarks import IMAGES, RESULTS, measurement, write_json  # noqa: E402
+from benchmarks import IMAGES, RESULTS, measurement, positive, write_json  # noqa: E402
 from benchmarks.papers.figures import byte_model  # noqa: E402
 
 NAMES = (
@@ -49,7 +49,7 @@ def parse_arguments():
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"all by default: {', '.join(NAMES)}")
     add("--quick", action="store_true", help="tiny sizes: works, shows nothing")
-    add("--threads", type=int, default=1, help="CPU threads (1)")
+    add("--threads", type=positive, default=1, help="CPU threads (1)")
     add("--json", type=pathlib.Path, default=RESULTS / "papers_figures.json")
     add("--pictures", type=pathlib.Path, default=IMAGES, help="folder of the .png")
     add("--models", type=pathlib.Path, default=byte_model.MODELS,
@@ -58,8 +58,6 @@ def parse_arguments():
     for name in args.names:
         if name not in NAMES:
             parser.error(f"NAME must be one of {', '.join(NAMES)}, got {name}")
-    if args.threads < 1:
-        parser.error(f"--threads must be at least 1, got {args.threads}")
     return args
 
 

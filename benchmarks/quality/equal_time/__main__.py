@@ -183,8 +183,6 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.length not in SETTINGS[args.task]:
         parser.error(f"--length: {args.task} has {', '.join(map(str, SETTINGS[args.task]))}")
-    if min(args.seeds) < 0:
-        parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
     if args.quick and args.json is None:
         parser.error("--quick needs its own --json: its runs are no results")
     if args.json is None:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS
+from benchmarks import IMAGES, RESULTS, positive
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine, updated
 from benchmarks.quality.tasks import ListOps, MaskedWords, Needle, Recall, report
@@ -184,20 +184,14 @@ def parse_arguments() -> argparse.Namespace:
         options = dict(choices=known, default=list(known), metavar="NAME", help=", ".join(known))
         add(f"--{name}", nargs="+", **options)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    add("--threads", type=int, default=1, help="CPU threads (1)")
+    add("--threads", type=positive, default=1, help="CPU threads (1)")
     add("--text", type=pathlib.Path, help="folder with .py files, in the place of the library's")
     add("--quick", action="store_true", help="two steps of tiny models: a test, no result")
     add("--json", type=pathlib.Path, default=RESULTS / "quality_tasks.json")
     add("--picture", type=pathlib.Path, default=IMAGES / "quality_tasks.png")
     args = parser.parse_args()
-    if args.threads < 1:
-        parser.error(f"--threads must be at least 1: {args.threads}")
-    if min(args.seeds) < 0:
-        parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
     if args.quick and args.json == parser.get_default("json"):
         parser.error("--quick needs its own --json: its runs are no results")
-    if args.text is not None and not args.text.is_dir():
-        parser.error(f"--text: {args.text} is no folder")
     return args
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks import IMAGES, RESULTS
+from benchmarks import IMAGES, RESULTS, positive
 from benchmarks.measurement import machine, updated
 from benchmarks.quality.text import report
 from benchmarks.quality.text.at_once import Key, train
@@ -188,7 +188,9 @@ def parse_arguments() -> argparse.Namespace:
     help = "a JSON list of [length, budget, method, seed] instead, the most important ones first"
     add("--runs", type=pathlib.Path, help=help)
     add("--device", choices=["cpu", "cuda"], default="cpu")
-    add("--at-once", type=int, default=1, metavar="N", help="runs of steps under way at a time")
+    add(
+        "--at-once", type=positive, default=1, metavar="N", help="runs of steps under way at a time"
+    )
     add("--within", type=float, default=float("inf"), help="seconds after which runs are cut off")
     add("--no-graphs", action="store_true", help="no CUDA graphs: launch by launch")
     add("--text", type=pathlib.Path, default=STDLIB, help="a folder with .py files")
@@ -200,8 +202,6 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.budgets is None:
         args.budgets = [*SETTINGS] if args.tables else ["steps"]
-    if min(args.seeds) < 0:
-        parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
     of_seconds = not args.tables and any(
         made.seconds for name in args.budgets for made in SETTINGS[name].values()
     )
@@ -213,8 +213,6 @@ def parse_arguments() -> argparse.Namespace:
                 parser.error(f"--lengths: {budget!r} has {', '.join(map(str, SETTINGS[budget]))}")
     if args.device == "cuda" and any("beyond 256" in method for method in args.methods):
         parser.error('--methods: those "beyond 256" run on a CPU alone')
-    if args.at_once < 1:
-        parser.error(f"--at-once must be at least 1: {args.at_once}")
     if (args.quick or args.lr is not None) and args.json is None:
         parser.error("--quick and --lr need a --json of their own")
     name = "text" if args.device == "cpu" else "text_gpu"

@@ -162,15 +162,11 @@ def results_before(parser, args, machine):
     """What the file has, if sections may be added to it."""
     if args.json is None or not args.json.exists():
         return {}
-    try:
-        before = json.loads(args.json.read_text())
-    except ValueError as error:
-        parser.error(f"--json {args.json} holds no results: {error}")
-    before.setdefault("sections", {})
-    if not args.tables and (cpu := before["machine"]["cpu"]) != machine["cpu"]:
+    before = json.loads(args.json.read_text())
+    if (cpu := before["machine"]["cpu"]) != machine["cpu"]:
         parser.error(f"--json {args.json} has results of another CPU ({cpu}): name another file")
     kept = [name for name in SECTIONS if name in before and name not in args.sections]
-    if args.tables or not kept:
+    if not kept:
         return before
     now = {key: machine[key] for key in SAME} | {"threads": args.threads}
     then = before["machine"] | {"threads": before["settings"]["threads"]}
@@ -194,13 +190,11 @@ def main():
     if args.machines:
         print("\n".join(machines.tables(FOLDER)))
         return
+    if args.tables:
+        print("\n".join(report(json.loads(args.json.read_text()))))
+        return
     machine = this_machine()
     results = results_before(parser, args, machine)
-    if args.tables:
-        if not results:
-            parser.error(f"--tables needs a file with results, got --json {args.json}")
-        print("\n".join(report(results)))
-        return
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes
     if args.threads == 1:
