@@ -235,29 +235,3 @@ def test_errors(cuda_device):
     with pytest.raises(ValueError, match="parameters: must be on the same device"):
         codes = torch.empty(1, 1, 4, N_HASHES, dtype=torch.uint8, device="cuda")
         _C.hash(x.cuda(), parameters(x, "cpu"), 1, N_BITS, N_HASHES, codes)
-
-
-def test_streams_and_graphs(cuda_device):
-    if cuda_device.type != "cuda":
-        pytest.skip("needs a GPU")
-    case = attention_cases.attention_inputs(200, 200, 64)
-    query, key, value, _ = moved(case, cuda_device)
-    planes = parameters(case.query, cuda_device)
-
-    def run():
-        return torch_ops.yoso_attention(
-            *(query, key, value, None, None, None, planes, 1, N_BITS, N_HASHES, True, 2, 0)
-        )[0]
-
-    wanted = run()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        again = run()
-    torch.cuda.current_stream().wait_stream(side)
-    assert torch.equal(again, wanted)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
-    graph.replay()
-    assert torch.equal(captured, wanted)

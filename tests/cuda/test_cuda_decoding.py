@@ -2,22 +2,17 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-
-from lshkit import reference
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cuda
 decoding_cases = pytest.importorskip("cases.decoding")
 
-from lshkit import torch_ops  # noqa: E402
 from lshkit.attention import Sampled, Soft, YosoAttention, YosoState  # noqa: E402
 
 causal, qkv = decoding_cases.causal, decoding_cases.qkv
 in_chunks, in_steps = decoding_cases.in_chunks, decoding_cases.in_steps
 positions, same_contents = decoding_cases.positions, decoding_cases.same_contents
-soft_features = decoding_cases.soft_features
 TOLERANCE = {
     torch.float32: {"rtol": 5e-5, "atol": 5e-5},
     torch.float64: {"rtol": 5e-5, "atol": 5e-5},
@@ -75,34 +70,6 @@ def test_division_into_calls_does_not_change_a_bit(cuda_device, normalize, table
     assert torch.equal(states[3].attend(query)[:, :, -1], whole[:, :, -1])
     assert all(same_contents(states[0], other) for other in states[1:])
     assert torch.equal(states[0].length, mask.sum(1))
-
-
-@pytest.mark.parametrize("n_probes", [1, 4, (4, 1), (2, 8)])
-@pytest.mark.parametrize("normalize", [None, "sum", "l2"])
-def test_soft_codes(cuda_device, normalize, n_probes):
-    tensors = inputs(cuda_device, n=9, heads=4, key_heads=2)
-    query, key, value = (x.double().cpu().numpy() for x in tensors)
-    sharpness, n_bits, m, family = torch.tensor([2.0, 0.5]), 4, 6, torch_ops.FAMILY["hadamard"]
-    seed = torch.tensor([decoding_cases.SEED])
-    functions = torch_ops.hash_parameters(seed, 2, 20, n_bits, m, family).numpy()
-    probes = n_probes if isinstance(n_probes, tuple) else (n_probes, n_probes)
-    wanted = np.empty((2, 4, 9, 9))
-    for head in range(4):
-        options = functions[head // 2], "hadamard", n_bits, m
-        beta = float(sharpness[head // 2])
-        q = soft_features(query[:, head], *options, probes[0], beta)
-        k = soft_features(key[:, head // 2], *options, probes[1], beta)
-        weights = np.tril(np.einsum("bihc,bjhc->bij", q, k) / m)
-        wanted[:, head] = reference.attention_forward(weights, value[:, head // 2], normalize)
-    estimator = Soft(n_bits=n_bits, n_hashes=m, n_probes=n_probes)
-    options = {"normalize": normalize, "estimator": estimator}
-    options["parameters"] = {"sharpness": sharpness}
-    state = state_for(*tensors, **options)
-    out = in_steps(state, tensors)
-    np.testing.assert_allclose(out.cpu(), wanted, rtol=1e-4, atol=1e-4)
-    other = state_for(*tensors, **options)
-    assert torch.equal(in_chunks(other, tensors, (4, 5)), out)
-    assert same_contents(state, other)
 
 
 def test_the_state_as_a_thing(cuda_device):
