@@ -1,5 +1,6 @@
 """The text that encoders learn: source code of Python, with some bytes hidden."""
 
+import functools
 import pathlib
 
 import torch
@@ -13,6 +14,7 @@ MASKED_PART = 0.15
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
+@functools.lru_cache(maxsize=2)
 def read_text(folder: pathlib.Path) -> tuple[Tensor, Tensor]:
     """All .py files below folder as two byte strings: for training, and every tenth held out."""
     files = sorted(

@@ -16,7 +16,7 @@ MODULE = "benchmarks.quality.conversion"
 
 
 def test_all_weights_are_those_of_the_softmax_model():
-    task = MaskedWords(length=32, n_words=256)
+    task = MaskedWords(length=32)
     torch.manual_seed(0)
     weights = command.encoder(task, "softmax").state_dict()
     batch = task.training(2, torch.Generator().manual_seed(0))
@@ -34,7 +34,7 @@ def test_all_weights_are_those_of_the_softmax_model():
 
 def test_runs_are_kept_and_not_made_again(tmp_path):
     results, picture = tmp_path / "runs.json", tmp_path / "picture.png"
-    names = ["softmax", "soft codes, 16 bits, sum"]
+    names = ["softmax", "YOSO, 12 bits, sum"]
     options = ("--quick", "--json", results, "--picture", picture, "--methods", *names)
     done = run(MODULE, *options, "--seeds", 0, 3)
     assert done.returncode == 0, done.stderr
