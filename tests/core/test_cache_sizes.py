@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from lshkit import _C
 
@@ -115,18 +116,18 @@ def check_attention_of_16_bits():
 
 def pair_weights(sides, n_buckets, n_hashes, n_probes):
     """(1, 2, n_queries, n_keys): over hashes and probes, the products of weights of equal codes."""
-    total = 0
-    for h in range(n_hashes):
+    first_bucket = n_buckets * np.repeat(np.arange(n_hashes), n_probes)
+    heads = []
+    for head in range(2):
         features = []
         for codes, weights in sides:
-            feature = np.zeros((*codes.shape[:3], n_buckets))
-            for a in range(h * n_probes, (h + 1) * n_probes):
-                weight = weights[..., a, None] if n_probes > 1 else 1
-                at = codes[..., a, None].astype(np.int64)
-                np.put_along_axis(feature, at, np.take_along_axis(feature, at, -1) + weight, -1)
-            features.append(feature)
-        total = total + features[0] @ features[1].swapaxes(-1, -2)
-    return total
+            columns = codes[0, head] + first_bucket
+            weight = weights[0, head].astype(float) if n_probes > 1 else np.ones(columns.shape)
+            ends = np.arange(0, columns.size + 1, columns.shape[1])
+            shape = len(columns), n_hashes * n_buckets
+            features.append(sparse.csr_array((weight.ravel(), columns.ravel(), ends), shape))
+        heads.append((features[0] @ features[1].T).toarray())
+    return np.array(heads)[None]
 
 
 def in_process(sizes, *arguments, **variables):
