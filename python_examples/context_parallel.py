@@ -163,7 +163,7 @@ def peak_memory() -> int:
 def start(size: int, args: argparse.Namespace) -> dict:
     """The results of as many processes."""
     context = mp.get_context("forkserver")  # imports these once for all
-    context.set_forkserver_preload(["torch.distributed", "lshkit.distributed.ranks"])
+    context.set_forkserver_preload(["lshkit.distributed.ranks.context_parallel"])
     answers = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         processes = mp.start_processes(

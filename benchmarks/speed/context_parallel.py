@@ -124,7 +124,7 @@ def measure(rank, size, folder, options, answers):
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=size)
     group = dist.group.WORLD
     found = {"seconds": [], "bytes": [], "torch": torchs_own(group) if size > 1 else None}
-    cases = [(name, n, p) for n in options.lengths for name in ESTIMATORS for p in PASSES]
+    cases = [(name, n, p) for n in options.lengths for name in options.estimators for p in PASSES]
     for name, n, which in tqdm(cases, desc=f"{size} ranks", disable=rank > 0):
         for exchange in (ALONE, *EXCHANGES) if size > 1 else (None,):
             seconds, sent = of_case(group, ESTIMATORS[name], n, which, exchange, options)
@@ -276,12 +276,14 @@ def main():
     add("--quick", action="store_true", help="two ranks, one short length, two heads")
     add("--json", type=pathlib.Path, help="results file; other --ranks that it has stay")
     options = parser.parse_args()
+    options.estimators = list(ESTIMATORS)
     if options.quick:
+        options.estimators.remove("Sampled, 12 bits")
         options.ranks, options.lengths, options.byte_lengths = [1, 2], [1024], [4096]
         options.repeats, options.simulated, options.heads = 1, [8], 2
     os.environ |= KEEP_MEMORY  # of the processes that are started
     context = mp.get_context("forkserver")  # imports once for all of them
-    context.set_forkserver_preload(["torch.distributed", "lshkit.distributed.ranks"])
+    context.set_forkserver_preload(["benchmarks.speed.context_parallel"])
     results = {}
     if options.json and options.json.exists():
         results = {int(n): x for n, x in json.loads(options.json.read_text())["results"].items()}
@@ -301,7 +303,7 @@ def main():
         settings = {name: x for name, x in vars(options).items() if name != "json"}
         settings |= {"head_dim": HEAD_DIM, "threads of a rank": 1, "backend": "gloo"}
         settings["environment"] = KEEP_MEMORY
-        settings["estimators"] = {name: e.to_dict() for name, e in ESTIMATORS.items()}
+        settings["estimators"] = {x: ESTIMATORS[x].to_dict() for x in options.estimators}
         content = {"machine": machine(), "settings": settings, "results": results}
         content["simulated"] = simulated
         write_json(options.json, content)

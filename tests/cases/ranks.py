@@ -47,7 +47,7 @@ class Ranks:
         folder = pathlib.Path(folder)
         context = multiprocessing.get_context("forkserver")
         # Imported once for all, from where packages are installed: it has not pytest's sys.path.
-        context.set_forkserver_preload(["torch.distributed", "lshkit.distributed.ranks"])
+        context.set_forkserver_preload(["lshkit.distributed.ranks.context_parallel"])
         self.processes, self.pipes = [], []
         for rank in range(size):
             pipe, theirs = context.Pipe()
