@@ -7,7 +7,7 @@ Rows of 32 features are made block by block on the workers of a `LocalCluster`, 
 blocks exist at any time. `DaskKernelDensity` turns each block into a sketch of 259 KB and adds the
 sketches up in a tree. When a third of the blocks is done, one of the workers is killed. Dask starts
 another and computes again what was lost: the sketch is bit for bit that of the same rows in other
-blocks on an undisturbed cluster. The picture shows the progress of the fit and the memory of the
+blocks, of which none is lost. The picture shows the progress of the fit and the memory of the
 workers, and the kernel means of new rows, of clusters that the data has and of one that it has not.
 Needs matplotlib, tabulate and tqdm, and Dask.
 """
@@ -115,7 +115,7 @@ def main() -> None:
         args.rows, args.block_rows = 300_000, 10_000
     matplotlib.use("Agg")
     X = rows(args.rows, args.block_rows)
-    with cluster(args.workers) as first, Client(first) as client:
+    with cluster(args.workers) as workers, Client(workers) as client:
         bar = tqdm(total=X.numblocks[0], desc="blocks")
         watch = Watch(client, X.numblocks[0], bar)
         watch.start()
@@ -126,7 +126,6 @@ def main() -> None:
         like, unlike = (queries(i) for i in range(2))
         found = [density.kernel_mean(x, return_std=True) for x in (like, unlike)]
         found = client.gather(client.compute(found))
-    with cluster(args.workers) as second, Client(second) as client:
         other = DaskKernelDensity(**SKETCH, random_state=0, client=client)
         other.fit(rows(args.rows, 2 * args.block_rows))
     same = density.to_local().to_bytes() == other.to_local().to_bytes()
