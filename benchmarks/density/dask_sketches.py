@@ -169,7 +169,7 @@ def plan(sizes):
 SECTIONS = {
     "plan": lambda args: plan([8, 64] if args.quick else [8, 64, 256, 1000, 1024]),
     "sketches": lambda args: sketches(
-        *((4, 20_000, 2, [10_000], 2) if args.quick else (16, 2**20, 2, [2**18, 2**19, 2**20], 3))
+        *((4, 20_000, 2, [10_000], 1) if args.quick else (16, 2**20, 2, [2**18, 2**19, 2**20], 3))
     ),
 }
 

@@ -33,7 +33,6 @@ from benchmarks.density.kde.goals import (
     against_sklearn,
     compact_kernels,
     small_calls,
-    stream,
     stream_alone,
 )
 from benchmarks.measurement import Stopwatch, figure, machine, pin_to_one_cpu, table
@@ -344,7 +343,6 @@ def parse_arguments():
     add("--json", type=pathlib.Path,
         help=f"where the results go ({OUT.name} in results, with --quick nowhere)")  # fmt: skip
     add("--tables", action="store_true", help="print the tables of the file, measure nothing")
-    add("--alone-stream", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rows < 1000:
         parser.error(f"--rows must be at least 1000, got {args.rows}")
@@ -357,9 +355,6 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    if args.alone_stream:
-        print(json.dumps(stream(args.alone_stream)))
-        return
     if args.tables:
         print("\n".join(report(json.loads(args.json.read_text()))))
         return

@@ -161,10 +161,14 @@ def stream_alone(n):
     on_cpus(CPUS)
     try:
         environment = os.environ | {"OMP_NUM_THREADS": str(STREAM["threads"])}
-        command = [sys.executable, "-m", "benchmarks.density.kde", "--alone-stream", str(n)]
+        command = [sys.executable, "-m", "benchmarks.density.kde.goals", str(n)]
         done = subprocess.run(
             command, env=environment, check=True, stdout=subprocess.PIPE, text=True
         )
     finally:
         pin_to_one_cpu()
     return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    print(json.dumps(stream(int(sys.argv[1]))))
