@@ -193,11 +193,11 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         """Adds rows, as if all rows had been passed to `fit`; returns self.
 
         A rule for the bandwidth is applied to all rows at the first query, which raises what `fit`
-        would; "bucket_sum" keeps the bandwidth of its first rows. X and sample_weight as in `fit`,
-        with as many features as the rows before; rows that are refused change nothing. After the
-        first rows, the weights of a call may all be 0. ValueError for a sketch whose kernel,
-        n_bits, n_hashes, sliding_window or half_life was set to another value since;
-        sliding_window_error stays that of the first rows.
+        would, also of rows that are 1e150 bandwidths apart; "bucket_sum" keeps the bandwidth of its
+        first rows. X and sample_weight as in `fit`, with as many features as the rows before; rows
+        that are refused change nothing. After the first rows, the weights of a call may all be 0.
+        ValueError for a sketch whose kernel, n_bits, n_hashes, sliding_window or half_life was set
+        to another value since; sliding_window_error stays that of the first rows.
         """
         return self._add(X, sample_weight)
 

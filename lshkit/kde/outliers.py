@@ -131,8 +131,9 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
     def partial_fit(self, X: Rows, y: object = None) -> Self:
         """Adds the rows X `(n_samples, n_features)`; returns self. Sketches need constant memory.
 
-        y is ignored. One row is enough; scores need 2 in all. ValueError for another number of
-        features than before, and as `LSHKernelDensity.partial_fit`.
+        y is ignored. One row is enough, but for a sketch with a rule for the bandwidth; scores need
+        2 in all. ValueError for another number of features than before, and as
+        `LSHKernelDensity.partial_fit`.
 
         The threshold is computed when it is next asked for: from all rows, or, where the density is
         a sketch, from a random sample of 4,096 of them (the last, where the sketch forgets).

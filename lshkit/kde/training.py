@@ -42,8 +42,8 @@ class Training:
                 self.reach = float(np.maximum(self.reach, np.sqrt(norms.max())))
         if not self.reach < FARTHEST:
             raise ValueError(
-                f"X must lie within {FARTHEST:g} bandwidths of its centre (the distances of "
-                f"farther rows overflow), got {self.reach:.2g}"
+                f"the fitted X must lie within {FARTHEST:g} bandwidths of its centre (the "
+                f"distances of farther rows overflow), got {self.reach:.2g}"
             )
 
     def sums(

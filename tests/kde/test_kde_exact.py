@@ -202,6 +202,20 @@ def test_far_queries_that_scaling_would_make_one(kernel):
     assert_close(density.score_samples(queries), logsumexp(logs, axis=1) - np.log(80))
 
 
+@pytest.mark.parametrize("n", [4, 100])
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+@pytest.mark.parametrize("unit", [1e15, 1e16, 1e40, 1e100])
+def test_the_nearest_row_decides_at_any_distance(kernel, unit, n):
+    rng = np.random.default_rng(0)
+    rows, queries = unit * rng.normal(size=(n, 2)), unit * rng.normal(size=(20, 2))
+    density = brute(kernel, 1.0, normalize=False).fit(rows)
+    got = density.score_samples(queries)
+    logs = kernels_of(kernel, (queries[:, None] - rows) / unit).max(axis=1)
+    wanted = logs * (unit**2 if kernel == "gaussian" else unit)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert all(density.score_samples(x[None]) == y for x, y in zip(queries, got, strict=True))
+
+
 def kernels_of(kernel, differences):
     if kernel == "gaussian":
         return -0.5 * (differences**2).sum(-1)

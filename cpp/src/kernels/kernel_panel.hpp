@@ -126,7 +126,7 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
     const bool counts = j < count && first + j >= p.skip;
     panel.weights[j] = !counts ? 0 : p.keys.weights ? float(p.keys.weights[first + j]) : 1;
     if (!counts)
-      panel.norms[j] = T(1e30);  // far from everything
+      panel.norms[j] = T(sizeof(T) == 8 ? 1e305 : 1e30);  // farther than any row of this type
     else if (panel.norms[j] > panel.largest_norm)
       panel.largest_norm = panel.norms[j];
   }
