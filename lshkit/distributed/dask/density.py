@@ -111,8 +111,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     n_samples_seen_: int
     feature_names_in_: np.ndarray
     _seed: int  # the random_state of all blocks
-    _sketch: LSHKernelDensity | None
-    _kept: KeptRows | None
+    _sketch: LSHKernelDensity | None = None
+    _kept: KeptRows | None = None
     _shards: tuning.Shards | None  # None until the rows are tuned
     _kernel: str
     _n_bits: int
@@ -185,65 +185,63 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         refuse_forgetting(self)
         client = client_of(self.client)
         blocks = row_blocks(X, sample_weight)
-        lengths = blocks.lengths
-        if lengths is not None and sum(lengths) == 0:
+        if blocks.lengths is not None and sum(blocks.lengths) == 0:
             raise ValueError("X must have at least one row, got none")
-        if not first:
-            check_as_earlier(self, n_bits, blocks)
-        names = blocks.feature_names
-        seed = drawn(self.random_state) if first else self._seed
-        parameters = self._parameters() | {"random_state": seed}
         if first:
+            seed = drawn(self.random_state)
             widths = bandwidths.check(self.bandwidth, blocks.n_features, self.kernel)
             if isinstance(widths, str):
-                lengths = lengths_of(blocks, client)
-                widths = widths_of(widths, blocks, lengths, seed, client)
+                widths = widths_of(widths, blocks, lengths_of(blocks, client), seed, client)
         else:
-            widths = self._widths
-        parameters["bandwidth"] = widths
+            check_as_earlier(self, n_bits, blocks)
+            seed, widths = self._seed, self._widths
+        parameters = self._parameters() | {"random_state": seed, "bandwidth": widths}
         kept, sketch = None, None
         if keeps_rows(self.algorithm):
-            lengths = lengths_of(blocks, client)
-            template = template_of(parameters, blocks.n_features, names)
-            earlier, n = 0 if first else self.n_samples_seen_, sum(lengths)
-            share = 0.0 if self._is_exact(earlier + n) else n / (earlier + n)
-            kept = kept_rows(client, blocks, lengths, template, seed + earlier, share)
-            if not first:
-                assert self._kept is not None
-                kept = self._kept.joined(kept)
-            if kept.largest_weight == 0:
-                raise ValueError("sample_weight must not be all zero")
+            kept = self._kept_with(blocks, parameters, client)
             n_rows = kept.n_rows
         else:
-            sketch = self._sketched(blocks, parameters, client)
-            if not first:
-                assert self._sketch is not None
-                sketch = copy.deepcopy(self._sketch).merge(sketch)
-            elif not sketch._kde_sketch or sketch._kde_sketch.total == 0:
-                raise ValueError("sample_weight must not be all zero")
-            sketch.bandwidth = self.bandwidth
+            sketch = self._sketch_with(blocks, parameters, client)
             n_rows = sketch.n_samples_seen_
         # All that may fail has been done.
-        if first:
-            self.n_features_in_ = blocks.n_features
-            if names is not None:
-                self.feature_names_in_ = names
-            self._kernel, self._n_bits = self.kernel, n_bits
+        if first and blocks.feature_names is not None:
+            self.feature_names_in_ = blocks.feature_names
+        self.n_features_in_, self.n_samples_seen_ = blocks.n_features, n_rows
+        self._kernel, self._n_bits = self.kernel, n_bits
         self._seed, self._widths = seed, widths
         self._sketch, self._kept, self._shards = sketch, kept, None
-        self.n_samples_seen_ = n_rows
         return self
 
     def _parameters(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in LSHKernelDensity._get_param_names()}
 
-    def _sketched(
+    def _kept_with(self, blocks: RowBlocks, parameters: dict[str, Any], client: Client) -> KeptRows:
+        """The rows kept so far and those of blocks."""
+        lengths = lengths_of(blocks, client)
+        earlier = 0 if self._kept is None else self._kept.n_rows
+        n, seed = earlier + sum(lengths), parameters["random_state"] + earlier
+        share = 0.0 if self._is_exact(n) else sum(lengths) / n
+        template = template_of(parameters, blocks.n_features, blocks.feature_names)
+        kept = kept_rows(client, blocks, lengths, template, seed, share)
+        if self._kept is not None:
+            kept = self._kept.joined(kept)
+        if kept.largest_weight == 0:
+            raise ValueError("sample_weight must not be all zero")
+        return kept
+
+    def _sketch_with(
         self, blocks: RowBlocks, parameters: dict[str, Any], client: Client
     ) -> LSHKernelDensity:
+        """The sketch of the rows so far and of those of blocks."""
         parts = mapped(sketches.of_block, parameters, blocks)
         sketch = results_of(client, [tree(parts, sketches.merged)])[0]
         if sketch is None:
             raise ValueError("X must have at least one row, got none")
+        if self._sketch is not None:
+            sketch = copy.deepcopy(self._sketch).merge(sketch)
+        elif not sketch._kde_sketch or sketch._kde_sketch.total == 0:
+            raise ValueError("sample_weight must not be all zero")
+        sketch.bandwidth = self.bandwidth
         return sketch
 
     def _is_exact(self, n_rows: int) -> bool:
