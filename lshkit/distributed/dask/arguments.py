@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from lshkit.distributed.dask.density import DaskKernelDensity
 
 
-def refuse_forgetting(estimator: DaskKernelDensity) -> None:
-    for name in ("sliding_window", "half_life"):
-        if getattr(estimator, name) is not None:
-            raise ValueError(
-                f"{name} must be None on Dask, got {getattr(estimator, name)!r}: which rows are "
-                "forgotten depends on the order of all rows, so that sketches of blocks cannot be "
-                "merged. LSHKernelDensity.partial_fit takes one block after the other"
-            )
-
-
 def drawn(random_state: RandomState) -> int:
     """An int for all blocks: the one given, or one that is drawn."""
     random = random_of(random_state)

@@ -14,12 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from lshkit import checks
 from lshkit.distributed.dask import scores, shards, sketches, tuning
 from lshkit.distributed.dask._dask import Client
-from lshkit.distributed.dask.arguments import (
-    check_as_earlier,
-    check_features,
-    drawn,
-    refuse_forgetting,
-)
+from lshkit.distributed.dask.arguments import check_as_earlier, check_features, drawn
 from lshkit.distributed.dask.blocks import (
     RowBlocks,
     array_of,
@@ -48,8 +43,8 @@ if TYPE_CHECKING:
 class DaskKernelDensity(DensityMixin, BaseEstimator):
     """Kernel density estimation over rows on the workers of a Dask cluster.
 
-    The parameters, kernels and algorithms are those of `LSHKernelDensity`, which see; docs/dask.md
-    has what is sent, and when it is worthwhile.
+    The parameters, kernels and algorithms are those of `LSHKernelDensity`, which see, but for
+    sliding windows and half-lives; docs/dask.md has what is sent, and when it is worthwhile.
 
     "bucket_sum" makes a sketch of each block and adds the sketches up in a tree: no row is kept,
     and any chunking, on any number of workers, gives the same bits as `LSHKernelDensity.fit` of all
@@ -64,8 +59,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         As of `LSHKernelDensity`. Of the rules for the bandwidth "scott" and "silverman" are
         supported, from at most 65,536 rows. With fewer than 1024 rows in all, sums are exact.
         With "auto", blocks of fewer than 1024 rows are also summed exactly.
-    sliding_window, sliding_window_error, half_life
-        Must have their defaults: sketches that forget depend on the order of all rows.
     random_state : None, int or RandomState
         None and a RandomState are drawn from once in `fit`, for all blocks.
     n_jobs : int, optional
@@ -107,6 +100,10 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     (100,)
     """
 
+    # No parameters here, but `check_parameters` reads them: which rows a sketch forgets depends on
+    # the order of all rows.
+    sliding_window, sliding_window_error, half_life = None, 0.0, None
+
     n_features_in_: int
     n_samples_seen_: int
     feature_names_in_: np.ndarray
@@ -130,9 +127,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         n_bits: int | None = None,
         n_hashes: int = 32,
         normalize: bool = True,
-        sliding_window: int | None = None,
-        sliding_window_error: float = 0.0,
-        half_life: float | None = None,
         random_state: RandomState = None,
         n_jobs: int | None = None,
         batch_size: int = 1024,
@@ -147,9 +141,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         self.n_bits = n_bits
         self.n_hashes = n_hashes
         self.normalize = normalize
-        self.sliding_window = sliding_window
-        self.sliding_window_error = sliding_window_error
-        self.half_life = half_life
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.batch_size = batch_size
@@ -182,7 +173,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def _add(self, X: Any, sample_weight: Any) -> Self:
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
-        refuse_forgetting(self)
         client = client_of(self.client)
         blocks = row_blocks(X, sample_weight)
         if blocks.lengths is not None and sum(blocks.lengths) == 0:
@@ -195,7 +185,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         else:
             check_as_earlier(self, n_bits, blocks)
             seed, widths = self._seed, self._widths
-        parameters = self._parameters() | {"random_state": seed, "bandwidth": widths}
+        parameters = self.get_params(deep=False) | {"random_state": seed, "bandwidth": widths}
         kept, sketch = None, None
         if keeps_rows(self.algorithm):
             kept = self._kept_with(blocks, parameters, client)
@@ -211,9 +201,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         self._seed, self._widths = seed, widths
         self._sketch, self._kept, self._shards = sketch, kept, None
         return self
-
-    def _parameters(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in LSHKernelDensity._get_param_names()}
 
     def _kept_with(self, blocks: RowBlocks, parameters: dict[str, Any], client: Client) -> KeptRows:
         """The rows kept so far and those of blocks."""
@@ -325,7 +312,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         assert self._kept is not None
         X, weights = self._kept.gathered(client_of(self.client))
         own = {"random_state": self._seed, "kernel": self._kernel}
-        parameters = self._parameters() | own
+        parameters = self.get_params(deep=False) | own
         if isinstance(self.bandwidth, str):
             parameters["bandwidth"] = self._widths
         local = LSHKernelDensity(**parameters).partial_fit(X, sample_weight=weights)
@@ -402,7 +389,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             scale = scores.Scale(made.log_weight, log_norm, made.least_error, return_std)
             check, answer = task(shards.checked_queries), task(shards.Shard.answer)
             names = getattr(self, "feature_names_in_", None)
-            compared = template_of(self._parameters(), self.n_features_in_, names)
+            compared = template_of(self.get_params(deep=False), self.n_features_in_, names)
             template = constant(compared)
             score, held = task(scores.of_sums), constant(Held(made.shards))
             parts = []

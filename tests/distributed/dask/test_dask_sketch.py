@@ -16,6 +16,7 @@ X, WEIGHTS = RNG.normal(size=(5000, 8)), RNG.uniform(0.01, 3, size=5000)
 WEIGHTS[:600] = 0  # whole blocks of them
 ANGULAR = {"kernel": "angular", "algorithm": "bucket_sum", "n_bits": 6, "random_state": 3}
 LAPLACIAN = {**ANGULAR, "kernel": "laplacian", "bandwidth": 4.0, "n_bits": 10}
+FORGETTING = "sliding_window", "sliding_window_error", "half_life"
 CHUNKS = (5000,), (500,) * 10, (1, 0, 4999), (1203, 97, 2000, 0, 1700), (131,) * 38 + (22,)
 
 
@@ -156,8 +157,6 @@ def test_merge(client):
 @pytest.mark.parametrize(
     "parameters, message",
     [
-        ({"sliding_window": 10}, "sliding_window must be None on Dask"),
-        ({"half_life": 10}, "half_life must be None on Dask"),
         ({"kernel": "laplacian", "bandwidth": "likelihood"}, "'likelihood' sees all rows at once"),
         ({"kernel": "laplacian", "bandwidth": "neighbors"}, "'neighbors' sees all rows at once"),
         ({"bandwidth": 2.0}, "bandwidth must be 1.0 for the angular kernel"),
@@ -171,6 +170,14 @@ def test_parameters_that_cannot_be(parameters, message, client):
     density = DaskKernelDensity(**ANGULAR | parameters, client=client)
     with pytest.raises(ValueError, match=message):
         density.fit(blocks(X, 999))
+
+
+def test_sketches_that_forget_have_no_parameters():
+    for name in FORGETTING:
+        with pytest.raises(TypeError, match=name):
+            DaskKernelDensity(**ANGULAR, **{name: 0.1})
+        with pytest.raises(ValueError, match=f"Invalid parameter '{name}'"):
+            DaskKernelDensity(**ANGULAR).set_params(**{name: 0.1})
 
 
 @pytest.mark.parametrize("algorithm", ["bucket_sum", "auto"])
@@ -244,7 +251,10 @@ def test_contract_of_scikit_learn(client):
     from sklearn.exceptions import NotFittedError
 
     density = DaskKernelDensity(**ANGULAR, client=client)
-    assert density.get_params() == LSHKernelDensity(**ANGULAR).get_params()
+    local = LSHKernelDensity(**ANGULAR)
+    assert LSHKernelDensity(**density.get_params()).get_params() == local.get_params()
+    of_local = local.get_params().keys() - density.get_params().keys()
+    assert of_local == set(FORGETTING) and density.get_params().keys() <= local.get_params().keys()
     copied = clone(density)
     assert copied.client is client and copied.get_params() == density.get_params()
     assert repr(copied).startswith("DaskKernelDensity(algorithm='bucket_sum'")
