@@ -9,6 +9,7 @@ over the ranks the other way round, and read by the keys. Weights of soft codes 
 the first ones are made and summed again in the backward pass: nothing but rows is kept for it.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -101,6 +102,7 @@ class _Part(NamedTuple):
 
     inputs: Inputs
     functions: Functions
+    first_head: int  # of the keys
     out: Any  # of the same heads: views to write to
 
     @property
@@ -135,6 +137,7 @@ def _parts(
                     mask,
                 ),
                 functions.of_heads(those),
+                h,
                 [x[some, of_queries if queries else those] for x, queries in outs],
             )
 
@@ -254,114 +257,115 @@ class _TableSums(torch.autograd.Function):
         functions = functions._replace(planes=planes, sharpness=sharpness)
         inputs = _floats(Inputs(query, key, value, key_mask))
         grad_out = grad_out.to(torch.float32).contiguous()
-        soft = sharpness is not None
-        grads = [torch.zeros_like(x) if soft else x for x in inputs[:2]]
-        grads.append(torch.zeros_like(inputs.value))
+        grad_value = torch.zeros_like(inputs.value)
         grad_planes = torch.zeros_like(planes) if ctx.needs_input_grad[4] else None
-        grad_sharpness = torch.zeros_like(sharpness) if soft else None
-        outs = [(inputs.query, True), (grad_out, True), (grads[0], True)]
-        outs += [(grads[1], False), (grads[2], False)]
-        heads = torch.arange(key.shape[1]).expand(key.shape[0], -1)
-        for part in _parts(inputs, functions, plan.n_slots, [*outs, (heads, False)]):
-            _backward(ranks, plan, part, grad_planes, grad_sharpness)
+        outs = [(grad_out, True), (grad_value, False)]
+        if sharpness is None:
+            for part in _parts(inputs, functions, plan.n_slots, outs):
+                _backward_hard(ranks, plan, part)
+            return None, None, grad_value.to(value.dtype), None, grad_planes, *(None,) * 4
+        grad_query, grad_key = torch.zeros_like(inputs.query), torch.zeros_like(inputs.key)
+        grad_sharpness = torch.zeros_like(sharpness)
+        outs += [(grad_query, True), (grad_key, False)]
+        for part in _parts(inputs, functions, plan.n_slots, outs):
+            _backward_soft(ranks, plan, part, grad_planes, grad_sharpness)
         return (
-            grads[0].to(query.dtype) if soft else None,
-            grads[1].to(key.dtype) if soft else None,
-            grads[2].to(value.dtype),
+            *(grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)),
             *(None, grad_planes, grad_sharpness, None, None, None),
         )
 
 
-def _backward(
-    ranks: Ranks,
-    plan: Plan,
-    part: _Part,
-    grad_planes: Tensor | None,
-    grad_sharpness: Tensor | None,
+def _backward_hard(ranks: Ranks, plan: Plan, part: _Part) -> None:
+    """Writes the gradient of one part's values."""
+    grad_out, grad_value = part.out
+    query, f = part.inputs.query, part.functions.reversed()
+    group = query.shape[1] // part.inputs.key.shape[1]
+    reverse = part.new_tables(plan.n_slots)
+    for slot, (spans, _) in zip(reverse, plan.slots, strict=False):
+        for g in range(group):
+            of_group = slice(g, None, group)
+            _add(slot, f, query[:, of_group], grad_out[:, of_group], None, spans)
+    _read_reverse(ranks, plan, part, reverse, _takes_part(part.inputs), grad_value)
+
+
+def _backward_soft(
+    ranks: Ranks, plan: Plan, part: _Part, grad_planes: Tensor | None, grad_sharpness: Tensor
 ) -> None:
     """Writes the gradients of one part's rows, and adds to those of the functions."""
-    _, grad_out, grad_query, grad_key, grad_value, heads = part.out
-    query, key, value, mask = part.inputs
+    grad_out, grad_value, grad_query, grad_key = part.out
+    query, key, value, _ = part.inputs
     f = part.functions
-    soft = f.sharpness is not None
-    group = query.shape[1] // key.shape[1]
 
-    def codes_of(x: Tensor, unit: int, probes: int) -> "_SoftRows":
-        return _SoftRows(x, f, unit % key.shape[1], probes, grad_planes is not None)
+    def codes_of(x: Tensor, head: int, probes: int) -> "_SoftRows":
+        return _SoftRows(x, f.of_heads(slice(head, head + 1)), probes, grad_planes is not None)
 
-    def collect(codes: "_SoftRows", grad: Tensor, unit: int) -> Tensor:
+    def collect(codes: "_SoftRows", grad: Tensor, head: int) -> Tensor:
         of_x, of_planes, of_sharpness = codes.backward(grad)
-        head = int(heads.flatten()[unit])
+        head += part.first_head
         if grad_planes is not None:
             grad_planes[head] += of_planes
-        if grad_sharpness is not None:
-            grad_sharpness[head if len(grad_sharpness) > 1 else 0] += of_sharpness
+        grad_sharpness[head if len(grad_sharpness) > 1 else 0] += of_sharpness
         return of_x
 
     # The output's gradient by the queries' buckets, and the gradient of the queries' weights.
-    if soft:
-        tables = _summed_tables(ranks, plan, part)
-        reverse = torch.zeros_like(tables)
-        for s, (spans, _) in enumerate(plan.slots):
-            for unit in range(part.units):
-                b, h = divmod(unit, key.shape[1])
-                for head in range(h * group, (h + 1) * group):
-                    for a, c in _blocks(spans):
-                        codes = codes_of(query[b, head, a:c], unit, f.query_probes)
-                        of_weights, added = codes.products(
-                            grad_out[b, head, a:c], tables[s, unit], codes.finite
-                        )
-                        reverse[s, unit] += added
-                        grad_query[b, head, a:c] = collect(codes, of_weights, unit)
-        del tables
-    else:
-        reverse = part.new_tables(plan.n_slots)
-        for slot, (spans, _) in zip(reverse, plan.slots, strict=False):
-            for g in range(group):
-                of_group = slice(g, None, group)
-                _add(slot, f.reversed(), query[:, of_group], grad_out[:, of_group], None, spans)
+    tables = _summed_tables(ranks, plan, part)
+    reverse = torch.zeros_like(tables)
+    for table, head, rows in _blocks([x.queries for x in plan.slots], query, key):
+        codes = codes_of(query[rows], head, f.query_probes)
+        of_weights, added = codes.products(grad_out[rows], tables[table], codes.finite)
+        reverse[table] += added
+        grad_query[rows] = collect(codes, of_weights, head)
+    del tables
+    takes_part = _takes_part(part.inputs)
+    _read_reverse(ranks, plan, part, reverse, takes_part, grad_value)
+    for table, head, rows in _blocks([x.keys for x in plan.slots], key, key):
+        codes = codes_of(key[rows], head, f.key_probes)
+        of_weights, _ = codes.products(value[rows], reverse[table], takes_part[rows])
+        grad_key[rows] = collect(codes, of_weights, head)
+
+
+def _read_reverse(
+    ranks: Ranks, plan: Plan, part: _Part, reverse: Tensor, takes_part: Tensor, grad_value: Tensor
+) -> None:
+    """Sums the tables of the output's gradient by the queries' buckets; the keys read them."""
     sum_tables(ranks, reverse, plan.chains, "after" if plan.is_causal else "all")
-
-    takes_part = key.isfinite().all(-1)
-    if mask is not None:
-        takes_part &= mask[:, None]
-    for s, (_, spans) in enumerate(plan.slots):
-        for a, c in spans:
-            if a == c:
+    for slot, (_, spans) in zip(reverse, plan.slots, strict=False):
+        for a, b in spans:
+            if a == b:
                 continue
-            read = _read(reverse[s], f.reversed(), key, (a, c))
-            some = takes_part[:, :, a:c, None]
-            grad_value[:, :, a:c] = torch.where(some, read, 0)
-        if not soft:
-            continue
-        for unit in range(part.units):
-            b, h = divmod(unit, key.shape[1])
-            for a, c in _blocks(spans):
-                some = takes_part[b, h, a:c]
-                codes = codes_of(key[b, h, a:c], unit, f.key_probes)
-                of_weights, _ = codes.products(value[b, h, a:c], reverse[s, unit], some)
-                grad_key[b, h, a:c] = collect(codes, of_weights, unit)
+            read = _read(slot, part.functions.reversed(), part.inputs.key, (a, b))
+            grad_value[:, :, a:b] = torch.where(takes_part[:, :, a:b, None], read, 0)
 
 
-def _blocks(spans: Sequence[Span]) -> Iterator[Span]:
-    for first, last in spans:
-        for a in range(first, last, CODE_ROWS):
-            yield a, min(a + CODE_ROWS, last)
+def _takes_part(inputs: Inputs) -> Tensor:
+    """(B, H_k, n_k), True for a key that is added."""
+    finite = inputs.key.isfinite().all(-1)
+    return finite if inputs.key_mask is None else finite & inputs.key_mask[:, None]
+
+
+def _blocks(
+    of_slots: Sequence[Sequence[Span]], x: Tensor, key: Tensor
+) -> Iterator[tuple[tuple[int, int], int, tuple[int, int, slice]]]:
+    """For at most CODE_ROWS rows of one head of x, queries or keys: the (slot, unit) of their
+    table, their key head, and their index in x."""
+    (batch, heads), key_heads = x.shape[:2], key.shape[1]
+    for s, spans in enumerate(of_slots):
+        starts = [(a, last) for first, last in spans for a in range(first, last, CODE_ROWS)]
+        for b, head, (a, last) in itertools.product(range(batch), range(heads), starts):
+            h = head * key_heads // heads
+            yield (s, b * key_heads + h), h, (b, head, slice(a, min(a + CODE_ROWS, last)))
 
 
 class _SoftRows:
-    """Soft codes of rows (n, D) of one head, which their gradient needs again."""
+    """Soft codes of rows (n, D) by the functions of one head, which their gradient needs again."""
 
-    def __init__(self, x: Tensor, f: Functions, head: int, probes: int, planes_too: bool) -> None:
-        assert f.sharpness is not None
+    def __init__(self, x: Tensor, f: Functions, probes: int, planes_too: bool) -> None:
         self.x = x[None, None].contiguous()
-        self.planes = f.planes[head : head + 1]
-        self.sharpness = f.sharpness[head : head + 1] if len(f.sharpness) > 1 else f.sharpness
         self.f, self.planes_too = f, planes_too and f.family == FAMILY["hyperplane"]
         self.finite = x.isfinite().all(-1)
         sizes = f.family, f.n_bits, f.n_hashes, probes
         self.weights, self.probe_codes, *self.saved = torch_ops.soft_hash(
-            self.x, self.planes, self.sharpness, *sizes
+            self.x, f.planes, f.sharpness, *sizes
         )
 
     def products(self, rows: Tensor, table: Tensor, takes_part: Tensor) -> tuple[Tensor, Tensor]:
@@ -392,7 +396,7 @@ class _SoftRows:
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x (n, D), of the head's planes and of its sharpness."""
         of_x, of_sharpness, of_planes = torch_ops.soft_hash_backward(
-            *(grad, self.x, self.planes, self.sharpness, *self.saved, self.weights),
+            *(grad, self.x, self.f.planes, self.f.sharpness, *self.saved, self.weights),
             *(self.f.family, self.f.n_bits, self.planes_too),
         )
         planes = of_planes[0] if self.planes_too else of_planes
