@@ -94,46 +94,70 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
         # A window or chunk that all tokens so far are in: a full cache has local_size keys. The
         # flags say that nothing else is in the pattern.
         wide = local_size is not None and kv_length < local_size and not use_vmap
-        bidirectional = mask_function is masking_utils.bidirectional_mask_function
-        causal = mask_function is masking_utils.causal_mask_function
-        # A model that goes on to change its mask wants all of it. (Masks of one row are such, and a
-        # mask of keys is good for all rows where pairs are of no use.)
-        is_causal = allow_is_bidirectional_skip is None
-        skip = allow_is_causal_skip if is_causal else allow_is_bidirectional_skip
-        wanted = skip is False and q_length > 1 and (is_causal or takes_pairs)
-        whole = wanted and (causal or bidirectional)
-        if not whole and (bidirectional or (wide and allow_is_bidirectional_skip)):
+        skips = allow_is_causal_skip, allow_is_bidirectional_skip
+        kind = kind_of(mask_function, q_length, wide, *skips, takes_pairs)
+        if kind in ("pattern", "changed pattern"):
+            found = _pattern(mask_function, *sizes, keys, device, kind == "changed pattern")
+            if isinstance(found, Tensor):
+                return found
+            kind = found
+        if kind == "bidirectional":
             return _key_mask(keys, batch_size, kv_length, device)
-        if not whole and (causal or (wide and allow_is_causal_skip)):
+        if kind == "causal":
             if q_length > 1 and isinstance(q_offset, Tensor) and torch.compiler.is_compiling():
                 return _untraced_causal(keys, *sizes, device)
             return _causal(keys, *sizes, device)
-        pattern = "" if whole else _pattern(mask_function, *sizes, keys, device, wanted)
-        if isinstance(pattern, Tensor):
-            return pattern
-        if pattern == "causal":
-            return _causal(keys, *sizes, device)
-        if pattern == "bidirectional":
-            return _key_mask(keys, batch_size, kv_length, device)
-        if takes_pairs or whole:
-            pairs: Any = masking_utils.sdpa_mask(
-                *sizes,
-                mask_function=mask_function,
-                attention_mask=attention_mask,
-                allow_is_causal_skip=False,
-                use_vmap=use_vmap,
-                device=device,
+        if kind != "whole" and not takes_pairs:
+            raise NotImplementedError(
+                f"{name} can't apply {kind}: it forms no matrix of pairs that such a mask could "
+                f"change. It takes padding, causal masks and packed sequences (lshkit_lsh takes "
+                f"all)"
             )
-            if whole or not is_causal:
-                return pairs
-            pairs = _up_to_the_last_query(pairs, q_length, q_offset, kv_offset)
-            return pairs if q_length > 1 else pairs.to(torch.uint8)
-        raise NotImplementedError(
-            f"{name} can't apply {pattern}: it forms no matrix of pairs that such a mask could "
-            f"change. It takes padding, causal masks and packed sequences (lshkit_lsh takes all)"
+        pairs: Any = masking_utils.sdpa_mask(
+            *sizes,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            use_vmap=use_vmap,
+            device=device,
         )
+        if kind == "whole" or allow_is_bidirectional_skip is not None:
+            return pairs
+        pairs = _up_to_the_last_query(pairs, q_length, q_offset, kv_offset)
+        return pairs if q_length > 1 else pairs.to(torch.uint8)
 
     return mask
+
+
+def kind_of(
+    function: Callable[..., Any],
+    q_length: int,
+    wide: bool,
+    allow_is_causal_skip: bool | None,
+    allow_is_bidirectional_skip: bool | None,
+    takes_pairs: bool,
+) -> str:
+    """What is made of a mask function of transformers.
+
+    "causal" or "bidirectional": that order and the padding. "whole": all pairs, for a model that
+    goes on to change its mask. "pattern", or "changed pattern" for such a model: see `_pattern`.
+
+    wide: all tokens so far are in its window or chunk.
+    """
+    bidirectional = function is masking_utils.bidirectional_mask_function
+    causal = function is masking_utils.causal_mask_function
+    # A model that goes on to change its mask wants all of it. (Masks of one row are such, and a
+    # mask of keys is good for all rows where pairs are of no use.)
+    is_causal = allow_is_bidirectional_skip is None
+    skip = allow_is_causal_skip if is_causal else allow_is_bidirectional_skip
+    changed = skip is False and q_length > 1 and (is_causal or takes_pairs)
+    if changed and (causal or bidirectional):
+        return "whole"
+    if bidirectional or (wide and allow_is_bidirectional_skip):
+        return "bidirectional"
+    if causal or (wide and allow_is_causal_skip):
+        return "causal"
+    return "changed pattern" if changed else "pattern"
 
 
 def read_mask(
@@ -306,18 +330,10 @@ def _pattern(
         return _band(keys, batch_size, q_length, kv_length, q_offset - kv_offset, *reach, device)
     # transformers 5.24 has the two in the other order than the releases before it.
     if set(names) == {"packed_sequence_mask_function", "remap_positions_for_packed_sequence"}:
-        held = dict(parts)
-        starts = _starts(held["packed_sequence_mask_function"]["packed_sequence_mask"])
-        inside = _parts(held["remap_positions_for_packed_sequence"]["mask_function"])
-        longest = int(starts.diff().max())
-        causal = [name for name, _ in inside][-1] == "causal_mask_function"
-        if len(inside) == 2 and inside[0][0] == "sliding_window_overlay":
-            causal = causal and longest <= inside[0][1]["sliding_window"]
-        elif len(inside) > 1:
-            causal = False
-        if causal and keys is None and q_length == kv_length:
-            return "causal" if len(starts) == batch_size + 1 else starts
-        return "this mask of packed sequences"
+        starts = _packed_starts(dict(parts))
+        if starts is None or keys is not None or q_length != kv_length:
+            return "this mask of packed sequences"
+        return "causal" if len(starts) == batch_size + 1 else starts
     return f"a mask of query-key pairs ({', '.join(names)})"
 
 
@@ -337,6 +353,18 @@ def _band(
     if keys is not None:
         rows = torch.where(keys[:, None], rows, 0)
     return ~rows[:, None]
+
+
+def _packed_starts(parts: Mapping[str, Mapping[str, Any]]) -> Tensor | None:
+    """Where packed sequences start; None where they are not causal, or longer than a window."""
+    starts = _starts(parts["packed_sequence_mask_function"]["packed_sequence_mask"])
+    inside = _parts(parts["remap_positions_for_packed_sequence"]["mask_function"])
+    names = [name for name, _ in inside]
+    if names == ["causal_mask_function"]:
+        return starts
+    if names == ["sliding_window_overlay", "causal_mask_function"]:
+        return starts if starts.diff().max() <= inside[0][1]["sliding_window"] else None
+    return None
 
 
 @torch.compiler.disable  # with a static cache the offset is a tensor

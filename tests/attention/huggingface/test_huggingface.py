@@ -20,11 +20,17 @@ from cases.huggingface import (  # noqa: E402
 )
 from torch.nn import functional as F  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache  # noqa
-from transformers.masking_utils import sdpa_mask  # noqa: E402
+from transformers.masking_utils import (  # noqa: E402
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
 
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.attention.huggingface import register  # noqa: E402
 from lshkit.attention.huggingface.band import yoso_band  # noqa: E402
+from lshkit.attention.huggingface.masks import kind_of  # noqa: E402
 
 FAMILIES = ("bert", "llama", "bart", "t5", "t5gemma")
 SAMPLES = {"estimator": "sampled", "expectation": "never"}
@@ -150,6 +156,32 @@ def test_sliding_window_of_bert_lsh():
     assert made(tokens(n=9)).logits.isfinite().all()  # all tokens are in the window
     with pytest.raises(NotImplementedError, match="can't take a sliding window"):
         made(tokens(n=10))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "n_queries", "wide", "causal_skip", "bidirectional_skip", "kinds"),
+    [
+        ("causal", 9, False, True, None, ("causal", "causal")),
+        ("causal", 9, False, False, None, ("whole", "whole")),  # the model changes its mask
+        ("causal", 1, False, False, None, ("causal", "causal")),
+        ("bidirectional", 9, False, None, True, ("bidirectional", "bidirectional")),
+        ("bidirectional", 9, False, None, False, ("bidirectional", "whole")),
+        ("other", 9, True, True, None, ("causal", "causal")),
+        ("other", 9, True, None, True, ("bidirectional", "bidirectional")),
+        ("other", 9, False, True, None, ("pattern", "pattern")),
+        ("other", 9, True, False, None, ("changed pattern", "changed pattern")),
+        ("other", 9, True, None, False, ("pattern", "changed pattern")),
+    ],
+)
+def test_kinds_of_masks(pattern, n_queries, wide, causal_skip, bidirectional_skip, kinds):
+    """Without and with pairs."""
+    functions = {
+        "causal": causal_mask_function,
+        "bidirectional": bidirectional_mask_function,
+        "other": sliding_window_causal_mask_function(9),
+    }
+    options = functions[pattern], n_queries, wide, causal_skip, bidirectional_skip
+    assert tuple(kind_of(*options, takes_pairs) for takes_pairs in (False, True)) == kinds
 
 
 def test_chunked_attention():
