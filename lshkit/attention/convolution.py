@@ -4,8 +4,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lshkit import checks
 from lshkit.attention.across_ranks import AcrossRanks
 from lshkit.attention.arguments import autocast_device, packed_starts
+
+
+def checked_convolutions(
+    conv_window: int | None, short_conv: int | None
+) -> tuple[int | None, int | None]:
+    """The widths of both convolutions, None where there is none."""
+    if conv_window is not None:
+        conv_window = checks.integer("conv_window", conv_window, 1)
+        if conv_window % 2 == 0:
+            raise ValueError(f"conv_window must be odd, got {conv_window}")
+    if short_conv is not None:
+        short_conv = checks.integer("short_conv", short_conv, 1)
+    return conv_window, short_conv
 
 
 def convolve_features(x: Tensor, weight: Tensor, position: Tensor | None = None) -> Tensor:

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lshkit import _C, checks, torch_ops
+from lshkit import _C, torch_ops
 from lshkit.attention import saved_state
 from lshkit.attention.arguments import CPU, DTYPES, check_choice, seed_tensor
+from lshkit.attention.convolution import checked_convolutions
 from lshkit.attention.estimators import BucketSums, Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
@@ -104,10 +105,8 @@ class YosoState:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         if table_dtype not in TABLE_DTYPES:
             raise TypeError(f"table_dtype must be float32 or float16, got {table_dtype!r}")
-        if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
-            raise ValueError(f"conv_window must be odd, got {conv_window}")
+        conv_window, short_conv = checked_convolutions(conv_window, short_conv)
         if short_conv is not None:
-            short_conv = checks.integer("short_conv", short_conv, 1)
             for name, like in (("num_key_heads", "num_heads"), ("value_dim", "head_dim")):
                 if getattr(self, name) != getattr(self, like):
                     raise ValueError(

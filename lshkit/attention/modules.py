@@ -1,7 +1,6 @@
 """YOSO attention as a layer: projections, short convolutions, heads, YOSO-C's convolution."""
 
 import math
-import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,19 +11,25 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lshkit import checks, torch_ops
 from lshkit.attention.across_ranks import AcrossRanks, check_context_parallel
-from lshkit.attention.arguments import DTYPES, check_choice, check_dense, seed_tensor
-from lshkit.attention.convolution import convolve_inputs, convolve_positions
+from lshkit.attention.arguments import check_choice, seed_tensor
+from lshkit.attention.convolution import (
+    checked_convolutions,
+    convolve_inputs,
+    convolve_positions,
+)
 from lshkit.attention.decoding import YosoState
-from lshkit.attention.estimators import Estimator, Sampled, estimator_of
+from lshkit.attention.estimators import Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.functional import yoso_attention
+from lshkit.attention.module_arguments import (
+    check_inputs,
+    check_options,
+    checked_heads,
+    checked_learn,
+    takes_part,
+)
 from lshkit.attention.module_decoding import State, decode, new_cache, new_state
 from lshkit.attention.softmax_cache import SoftmaxCache
 from lshkit.hash_functions import MAX_HASHES
-from lshkit.torch_ops.assertions import require
-
-# TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
-# least number of the dtype for it.
-IGNORED_FROM = -1e4
 
 # What may be learnt, by the name in `parameters`, and the parameter of the module that holds it.
 LEARNT = {
@@ -138,86 +143,74 @@ class YosoAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        embed_dim = checks.integer("embed_dim", embed_dim, 1)
-        num_heads = checks.integer("num_heads", num_heads, 1)
-        if head_dim is not None:
-            head_dim = checks.integer("head_dim", head_dim, 1)
-        elif embed_dim % num_heads:
-            raise ValueError(f"embed_dim must be a multiple of num_heads={num_heads}: {embed_dim}")
-        else:
-            head_dim = embed_dim // num_heads
-        if isinstance(dropout, bool) or not isinstance(dropout, numbers.Real):
-            raise TypeError(f"dropout must be a number from 0 to below 1, got {dropout!r}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
-        if not checks.boolean("batch_first", batch_first):
-            raise ValueError("batch_first must be True: inputs are (batch, length, embed_dim)")
-        bias = checks.boolean("bias", bias)
-        if dtype not in (None, *DTYPES):
-            known = ", ".join(map(str, DTYPES))
-            raise TypeError(f"dtype must be one of {known} or None, got {dtype!r}")
+        sizes = checked_heads(embed_dim, num_heads, head_dim)
+        self.embed_dim, self.num_heads, self.head_dim = sizes
+        check_options(dropout, batch_first, bias, dtype)
+        self.dropout = dropout
         self.estimator = estimator_of(estimator)
-        learn = _checked_learn(learn, self.estimator)
+        learn = checked_learn(learn, self.estimator)
         if "planes" in learn:
             n_hashes_eval = None
         elif n_hashes_eval is not None:
             checks.integer("n_hashes_eval", n_hashes_eval, 1, MAX_HASHES)
         self.eval_estimator = self.estimator.for_inference(n_hashes_eval)
         check_choice("normalize", normalize, torch_ops.NORMALIZE)
-        if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
-            raise ValueError(f"conv_window must be odd, got {conv_window}")
-        if short_conv is not None:
-            short_conv = checks.integer("short_conv", short_conv, 1)
-
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, head_dim
-        self.kdim = embed_dim if kdim is None else checks.integer("kdim", kdim, 1)
-        self.vdim = embed_dim if vdim is None else checks.integer("vdim", vdim, 1)
-        self.dropout = dropout
-        self.normalize, self.conv_window, self.short_conv = normalize, conv_window, short_conv
+        self.normalize = normalize
+        self.conv_window, self.short_conv = checked_convolutions(conv_window, short_conv)
+        self.kdim = self.embed_dim if kdim is None else checks.integer("kdim", kdim, 1)
+        self.vdim = self.embed_dim if vdim is None else checks.integer("vdim", vdim, 1)
         self.fresh_hashes = checks.boolean("fresh_hashes", fresh_hashes)
         # torch.nn.TransformerEncoderLayer reads these two. False keeps it off the fused inference
         # path, which would put softmax attention in the place of this module's.
         self.batch_first, self._qkv_same_embed_dim = True, False
+        self._seed = None if seed is None else int(seed_tensor(seed))
 
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        rows = num_heads * head_dim
-        if self.kdim == self.vdim == embed_dim:
-            self.in_proj_weight = nn.Parameter(torch.empty(3 * rows, embed_dim, **options))
-            sizes = (None, None, None)
-        else:
-            self.register_parameter("in_proj_weight", None)
-            sizes = (embed_dim, self.kdim, self.vdim)
-        for name, size in zip(names, sizes, strict=True):
-            weight = None if size is None else nn.Parameter(torch.empty(rows, size, **options))
-            self.register_parameter(name, weight)
-        in_bias = nn.Parameter(torch.empty(3 * rows, **options)) if bias else None
-        self.register_parameter("in_proj_bias", in_bias)
-        self.out_proj = nn.Linear(rows, embed_dim, bias=bias, **options)
-        self.conv = None
-        if conv_window is not None:
-            self.conv = nn.Conv2d(
-                num_heads, num_heads, (conv_window, 1), groups=num_heads, bias=False, **options
-            )
-        kernels = None
-        if short_conv is not None:
-            kernels = nn.Parameter(torch.empty(3 * num_heads, self.head_dim, short_conv, **options))
-        self.register_parameter("short_conv_weight", kernels)
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(LEARNT, (num_heads,))
-        if "planes" in learn:
-            lifted = self.estimator.unit_norm == "lift"
-            columns = self.head_dim + 2 if lifted else self.head_dim
-            sizes = self.estimator.n_hashes, self.estimator.n_bits
-            shapes["planes"] = num_heads, *sizes, columns
-        for name, own in LEARNT.items():
-            new = nn.Parameter(torch.empty(shapes[name], **options)) if name in learn else None
-            self.register_parameter(own, new)
-        self._seed = None if seed is None else int(seed_tensor(seed))
+        self._make_projections(bias, options)
+        self._make_convolutions(options)
+        self._make_learnt(learn, options)
         place = self.out_proj.weight.device  # not on meta, where it would have no value
         place = place if place.type == "cuda" else "cpu"
         self.register_buffer("hash_seed", torch.empty(1, dtype=torch.int64, device=place))
         self._reset_projections()
         self.register_load_state_dict_pre_hook(_keep_seed)
+
+    def _make_projections(self, bias: bool, options: dict[str, Any]) -> None:
+        rows = self.num_heads * self.head_dim
+        in_one = self.kdim == self.vdim == self.embed_dim
+        shape = (3 * rows, self.embed_dim) if in_one else None
+        self._make_parameter("in_proj_weight", shape, options)
+        for name, size in (("q", self.embed_dim), ("k", self.kdim), ("v", self.vdim)):
+            shape = None if in_one else (rows, size)
+            self._make_parameter(f"{name}_proj_weight", shape, options)
+        self._make_parameter("in_proj_bias", (3 * rows,) if bias else None, options)
+        self.out_proj = nn.Linear(rows, self.embed_dim, bias=bias, **options)
+
+    def _make_convolutions(self, options: dict[str, Any]) -> None:
+        heads, width = self.num_heads, self.short_conv
+        self.conv = None
+        if self.conv_window is not None:
+            size = self.conv_window, 1
+            self.conv = nn.Conv2d(heads, heads, size, groups=heads, bias=False, **options)
+        shape = None if width is None else (3 * heads, self.head_dim, width)
+        self._make_parameter("short_conv_weight", shape, options)
+
+    def _make_learnt(self, learn: Sequence[str], options: dict[str, Any]) -> None:
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(learn, (self.num_heads,))
+        if "planes" in learn:
+            of = self.estimator
+            assert isinstance(of, Soft)
+            columns = self.head_dim + 2 if of.unit_norm == "lift" else self.head_dim
+            shapes["planes"] = self.num_heads, of.n_hashes, of.n_bits, columns
+        for name, own in LEARNT.items():
+            self._make_parameter(own, shapes.get(name), options)
+
+    def _make_parameter(
+        self, name: str, shape: tuple[int, ...] | None, options: dict[str, Any]
+    ) -> None:
+        """A parameter that has no values yet, or None in its place."""
+        new = None if shape is None else nn.Parameter(torch.empty(shape, **options))
+        self.register_parameter(name, new)
 
     def reset_parameters(self) -> None:
         """Initialises all weights, and the seed of the hash functions, as a new module would."""
@@ -361,13 +354,13 @@ class YosoAttention(nn.Module):
         arguments = query, key, value, attn_mask, is_causal
         packed = cu_seqlens is not None
         if context_parallel is None:
-            self._check(*arguments)
+            check_inputs(self, *arguments)
         else:
             check_context_parallel(context_parallel)
-            context_parallel.checked(self._check, *arguments)
+            context_parallel.checked(check_inputs, self, *arguments)
             packed = packed or context_parallel.cu_seqlens is not None
         batched = query.dim() == 3
-        mask = _takes_part(key_padding_mask, key)
+        mask = takes_part(key_padding_mask, key)
         q, k, v = self._heads(query, key, value)
         if not batched:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
@@ -482,78 +475,6 @@ class YosoAttention(nn.Module):
                 rows = convolve_positions(rows, weight, before)[:, :, before:][:, :, : stop - start]
             parts.append(rows)
         return torch.cat(parts, 2)
-
-    def _check(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
-    ) -> None:
-        wanted = (("query", query, self.embed_dim), ("key", key, self.kdim))
-        for name, x, size in (*wanted, ("value", value, self.vdim)):
-            if not isinstance(x, Tensor):
-                raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
-            check_dense(name, x)
-            if x.dim() not in (2, 3) or x.shape[-1] != size:
-                raise ValueError(
-                    f"{name} must be (batch, length, {size}) or (length, {size}), "
-                    f"got shape {tuple(x.shape)}"
-                )
-            if x.shape[:-2] != query.shape[:-2]:
-                raise ValueError(
-                    f"{name} must have query's batch {tuple(query.shape[:-2])}, "
-                    f"got shape {tuple(x.shape)}"
-                )
-        if value.shape[-2] != key.shape[-2]:
-            raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
-        if attn_mask is not None and not is_causal:
-            raise ValueError(
-                "attn_mask must be None: no pair of a query and a key is visited, so none can be "
-                "masked (is_causal=True gives causal attention, key_padding_mask hides keys)"
-            )
-        sizes = query.shape[-2], key.shape[-2]
-        shape = getattr(attn_mask, "shape", ())
-        if attn_mask is not None and tuple(shape[-2:]) != sizes:
-            raise ValueError(
-                f"attn_mask must be the causal mask {sizes} or None, got shape {tuple(shape)}"
-            )
-        if self.conv is not None and query.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"key must have query's length {query.shape[-2]} for the convolution over "
-                f"positions (conv_window={self.conv_window}), got {key.shape[-2]}"
-            )
-
-
-def _checked_learn(learn: Sequence[str], estimator: Estimator) -> tuple[str, ...]:
-    names = estimator.parameter_names
-    if not isinstance(learn, (list, tuple)) or not all(isinstance(name, str) for name in learn):
-        raise TypeError(f"learn must be a list or tuple of names, got {learn!r}")
-    for name in learn:
-        if name not in names:
-            known = ", ".join(map(repr, names)) or "nothing"
-            raise ValueError(f"learn may hold {known} with {estimator!r}, got {name!r}")
-    if "lift_scale" in learn and isinstance(estimator.lift_scale, str):
-        raise ValueError("lift_scale must be a number to learn it, got 'auto'")
-    return tuple(learn)
-
-
-def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
-    """MultiheadAttention's mask of ignored keys as yoso_attention's mask of attended ones."""
-    if key_padding_mask is None:
-        return None
-    name = "key_padding_mask"
-    if not isinstance(key_padding_mask, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(key_padding_mask).__name__}")
-    if key_padding_mask.shape != key.shape[:-1]:
-        raise ValueError(
-            f"{name} must have shape {tuple(key.shape[:-1])}, got {tuple(key_padding_mask.shape)}"
-        )
-    if key_padding_mask.dtype is torch.bool:
-        return ~key_padding_mask
-    if not key_padding_mask.is_floating_point():
-        raise TypeError(f"{name} must be boolean, got dtype {key_padding_mask.dtype}")
-    ignored = key_padding_mask <= IGNORED_FROM
-    known = ignored | (key_padding_mask == 0)
-    message = f"{name} of dtype {key_padding_mask.dtype} must hold only 0 and -1e4 or less (-inf)"
-    require(known, message, lambda: f", got {key_padding_mask[~known][0].item()}")
-    return ~ignored
 
 
 def _keep_seed(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -155,6 +155,11 @@ def test_numpy_integers_do_not_overflow():
     assert state.step(x, x, x).shape == x.shape and state.length.sum() == 100
 
 
+def test_widths_that_are_numpy_integers_are_saved():
+    state = YosoState(1, 4, 2, conv_window=np.int64(3), short_conv=np.int32(2), seed=0)
+    YosoState(1, 4, 2, conv_window=3, short_conv=2, seed=0).load_state_dict(state.state_dict())
+
+
 def test_defaults_of_torch_do_not_matter():
     arguments = {"batch_size": 2, "num_heads": 2, "head_dim": 8, "seed": SEED}
     soft = arguments | {"estimator": Soft(n_bits=8)}

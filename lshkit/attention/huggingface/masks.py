@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import masking_utils
 
-from lshkit.attention.modules import IGNORED_FROM
+from lshkit.attention.module_arguments import IGNORED_FROM
 from lshkit.torch_ops.assertions import may_be_read, require
 
 
