@@ -125,7 +125,7 @@ def bert_lsh_attention(
         hashing_options = family, n_bits, n_hashes, table_size, int(seed)
         out, counts = _faithful(query, key, value, key_mask, scale, parameters, *hashing_options)
     else:
-        out, _, _, _, _, pairs = torch_ops.lsh_attention(
+        out, *_, pairs = torch_ops.lsh_attention(
             *(query, key, value, key_mask, parameters, family, n_bits, n_hashes, False),
             *(scale, torch_ops.WEIGHTING["none"], False, 0, 0, 0),
         )

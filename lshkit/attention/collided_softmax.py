@@ -166,7 +166,7 @@ def lsh_attention(
     family = torch_ops.FAMILY[hasher]
     sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
     parameters = torch_ops.hash_parameters(seed, *sizes, family)
-    out, _, _, _, _, pairs = torch_ops.lsh_attention(
+    out, *_, pairs = torch_ops.lsh_attention(
         *(query, key, value, key_mask, parameters, family, n_bits, n_hashes, center),
         *(scale, torch_ops.WEIGHTING[weighting], is_causal, causal_offset, window, n_sinks),
     )
