@@ -16,7 +16,7 @@ from lshkit.attention import saved_cache
 from lshkit.attention.arguments import CPU, seed_tensor
 from lshkit.attention.coded_keys import EXACT_UP_TO, CodedKeys
 from lshkit.attention.steps import check_step, checked_integers, checked_mask, checked_sizes
-from lshkit.torch_ops.library import rows
+from lshkit.torch_ops.tensors import rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -14,7 +14,7 @@ from lshkit.attention.estimators import BucketSums, Estimator, Sampled, Soft, es
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
 from lshkit.attention.steps import check_step, checked_integers, checked_mask, checked_sizes
-from lshkit.torch_ops.library import rows
+from lshkit.torch_ops.tensors import rows
 
 
 class YosoState:

@@ -20,10 +20,10 @@ from lshkit.torch_ops.attention import (
 )
 from lshkit.torch_ops.buckets import bucket_sum
 from lshkit.torch_ops.hashing import hash, hash_parameters
-from lshkit.torch_ops.library import code_dtype
 from lshkit.torch_ops.lsh_attention import WEIGHTING, lsh_attention, lsh_attention_backward
 from lshkit.torch_ops.soft import soft_hash, soft_hash_backward
 from lshkit.torch_ops.soft_attention import soft_attention, soft_attention_backward
+from lshkit.torch_ops.tensors import code_dtype
 from lshkit.torch_ops.weighted_buckets import weighted_bucket_sum, weighted_bucket_sum_backward
 
 __all__ = [

@@ -14,23 +14,16 @@ import torch
 from torch import Tensor
 
 from lshkit import _C
+from lshkit.torch_ops import library
 from lshkit.torch_ops.hashing import drawn
-from lshkit.torch_ops.library import (
-    Operator,
+from lshkit.torch_ops.tensors import (
     check_codes,
     core_dtype,
-    define,
-    differentiable,
-    fake,
-    gradient_of,
     in_dtype,
     mask_rows,
     new_codes,
     new_gradients,
     new_output,
-    register_autocast,
-    register_kernel,
-    register_vmap,
     rows,
     rows_of,
     wanted_only,
@@ -48,7 +41,7 @@ _OPTIONS = "bool is_causal, int normalize, int gradient"
 _SUBSET = "int gradient_hashes=0"
 _MASK = "bool[3] output_mask=[True, True, True]"
 _THREE = "(Tensor, Tensor, Tensor)"
-define(
+library.define(
     f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
     f"{_SUBSET}) -> (Tensor, Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
@@ -221,10 +214,10 @@ for _name, _kernel in (
     ("expected_attention", _expected_attention),
     ("expected_attention_backward", _expected_attention_backward),
 ):
-    register_kernel(_name, _kernel)
+    library.register_kernel(_name, _kernel)
 
 
-@fake("yoso_attention")
+@library.fake("yoso_attention")
 def _(
     query: Tensor,
     key: Tensor,
@@ -244,13 +237,13 @@ def _(
     )
 
 
-@fake("expected_attention")
+@library.fake("expected_attention")
 def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
     *_, normalize, _ = options
     return _new_expectation(query, value, normalize)
 
 
-@fake("yoso_attention_backward", "expected_attention_backward")
+@library.fake("yoso_attention_backward", "expected_attention_backward")
 def _(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
     # torch leaves out a last argument that is as by default.
     output_mask = options[-1] if isinstance(options[-1], Sequence) else (True,) * 3
@@ -296,18 +289,18 @@ def _expected_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tens
     return *wanted_only(gradients, wanted), *(None,) * 7
 
 
-yoso_attention: Operator = differentiable("yoso_attention", _setup_yoso, _yoso_backward)
-yoso_attention_backward: Operator = gradient_of("yoso_attention")
-expected_attention: Operator = differentiable(
+yoso_attention = library.differentiable("yoso_attention", _setup_yoso, _yoso_backward)
+yoso_attention_backward = library.gradient_of("yoso_attention")
+expected_attention = library.differentiable(
     "expected_attention", _setup_expected, _expected_backward
 )
-expected_attention_backward: Operator = gradient_of("expected_attention")
+expected_attention_backward = library.gradient_of("expected_attention")
 for _name in ("yoso_attention", "expected_attention"):
-    register_autocast(_name)
+    library.register_autocast(_name)
 for _name, _with_batch, _starts_at in (
     ("yoso_attention", (0, 1, 2, 3), 4),
     ("yoso_attention_backward", (0, 1, 2, 3, 4, 7, 8, 14, 15), 5),
     ("expected_attention", (0, 1, 2, 3), 4),
     ("expected_attention_backward", (0, 1, 2, 3, 4, 11, 12), 5),
 ):
-    register_vmap(_name, _with_batch, (_starts_at, _starts_at + 1))
+    library.register_vmap(_name, _with_batch, (_starts_at, _starts_at + 1))

@@ -6,23 +6,12 @@ import torch
 from torch import Tensor
 
 from lshkit import _C
-from lshkit.torch_ops.library import (
-    Operator,
-    check_codes,
-    define,
-    differentiable,
-    fake,
-    float_dtype,
-    mask_rows,
-    new_output,
-    register_kernel,
-    register_vmap,
-    rows,
-)
+from lshkit.torch_ops import library
+from lshkit.torch_ops.tensors import check_codes, float_dtype, mask_rows, new_output, rows
 
 _TRANSPOSED_ORDER = (0, 2, 1)  # of lshkit::Order: all keys, causal, reversed
 
-define(
+library.define(
     "bucket_sum(Tensor query_codes, Tensor key_codes, Tensor values, SymInt n_buckets, int order, "
     "Tensor? key_mask) -> Tensor"
 )
@@ -50,10 +39,10 @@ def _bucket_sum(
     return out.to(values.dtype)
 
 
-register_kernel("bucket_sum", _bucket_sum)
+library.register_kernel("bucket_sum", _bucket_sum)
 
 
-@fake("bucket_sum")
+@library.fake("bucket_sum")
 def _(
     query_codes: Tensor,
     key_codes: Tensor,
@@ -82,5 +71,5 @@ def _bucket_sum_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...
     return None, None, grad, None, None, None
 
 
-bucket_sum: Operator = differentiable("bucket_sum", _setup_bucket_sum, _bucket_sum_backward)
-register_vmap("bucket_sum", (0, 1, 2, 5))
+bucket_sum = library.differentiable("bucket_sum", _setup_bucket_sum, _bucket_sum_backward)
+library.register_vmap("bucket_sum", (0, 1, 2, 5))

@@ -5,20 +5,12 @@ from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY, fill_parameters, parameter_shape
-from lshkit.torch_ops.library import (
-    Operator,
-    define,
-    fake,
-    new_codes,
-    not_differentiable,
-    register_kernel,
-    register_vmap,
-    rows,
-)
+from lshkit.torch_ops import library
+from lshkit.torch_ops.tensors import new_codes, rows
 
 _FAMILY_NAME = {number: name for name, number in FAMILY.items()}
 
-define(
+library.define(
     "hash_parameters(Tensor seed, int n_sets, SymInt n_features, int n_bits, int n_hashes, "
     "int family) -> Tensor",
     "hash(Tensor x, Tensor parameters, int family, int n_bits, int n_hashes, "
@@ -64,11 +56,11 @@ def _hash(
     return codes
 
 
-register_kernel("hash_parameters", _hash_parameters)
-register_kernel("hash", _hash)
+library.register_kernel("hash_parameters", _hash_parameters)
+library.register_kernel("hash", _hash)
 
 
-@fake("hash_parameters")
+@library.fake("hash_parameters")
 def _(
     seed: Tensor, n_sets: int, n_features: int, n_bits: int, n_hashes: int, family: int
 ) -> Tensor:
@@ -78,7 +70,7 @@ def _(
     return seed.new_empty((n_sets, *shape), dtype=torch.float32)
 
 
-@fake("hash")
+@library.fake("hash")
 def _(
     x: Tensor,
     parameters: Tensor,
@@ -90,10 +82,10 @@ def _(
     return new_codes(x, n_bits, n_hashes)
 
 
-not_differentiable("hash_parameters")
-not_differentiable("hash")
-register_vmap("hash_parameters", ())
-register_vmap("hash", (0,))
+library.not_differentiable("hash_parameters")
+library.not_differentiable("hash")
+library.register_vmap("hash_parameters", ())
+library.register_vmap("hash", (0,))
 
-hash_parameters: Operator = torch.ops.lshkit.hash_parameters.default
-hash: Operator = torch.ops.lshkit.hash.default
+hash_parameters: library.Operator = torch.ops.lshkit.hash_parameters.default
+hash: library.Operator = torch.ops.lshkit.hash.default

@@ -11,22 +11,15 @@ import torch
 from torch import Tensor
 
 from lshkit import _C
+from lshkit.torch_ops import library
 from lshkit.torch_ops.hashing import hash
-from lshkit.torch_ops.library import (
-    LIBRARY,
-    Operator,
+from lshkit.torch_ops.tensors import (
     check_codes,
-    define,
-    differentiable,
-    fake,
-    gradient_of,
     in_dtype,
     mask_rows,
     new_codes,
     new_gradients,
     new_output,
-    register_autocast,
-    register_vmap,
     rows,
     rows_of,
     wanted_only,
@@ -38,7 +31,7 @@ _QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"
 _OPTIONS = (
     "float scale, int weighting, bool is_causal, SymInt causal_offset, int window, int n_sinks"
 )
-define(
+library.define(
     f"lsh_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, bool center, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     f"lsh_attention_backward(Tensor grad_out, {_QKV}, Tensor out, Tensor log_sum, Tensor centre, "
@@ -145,11 +138,11 @@ def _lsh_attention_backward(
     return tuple(in_dtype(g, query.dtype) for g in gradients)
 
 
-LIBRARY.impl("lsh_attention", _lsh_attention, "CPU")
-LIBRARY.impl("lsh_attention_backward", _lsh_attention_backward, "CPU")
+library.LIBRARY.impl("lsh_attention", _lsh_attention, "CPU")
+library.LIBRARY.impl("lsh_attention_backward", _lsh_attention_backward, "CPU")
 
 
-@fake("lsh_attention")
+@library.fake("lsh_attention")
 def _(
     query: Tensor,
     key: Tensor,
@@ -171,7 +164,7 @@ def _(
     )
 
 
-@fake("lsh_attention_backward")
+@library.fake("lsh_attention_backward")
 def _(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any
 ) -> tuple[Tensor, ...]:
@@ -195,8 +188,8 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None
     return *wanted_only(gradients, wanted), *(None,) * 12
 
 
-lsh_attention: Operator = differentiable("lsh_attention", _setup, _backward)
-lsh_attention_backward: Operator = gradient_of("lsh_attention")
-register_autocast("lsh_attention")
-register_vmap("lsh_attention", (0, 1, 2, 3))
-register_vmap("lsh_attention_backward", (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
+lsh_attention = library.differentiable("lsh_attention", _setup, _backward)
+lsh_attention_backward = library.gradient_of("lsh_attention")
+library.register_autocast("lsh_attention")
+library.register_vmap("lsh_attention", (0, 1, 2, 3))
+library.register_vmap("lsh_attention_backward", (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))

@@ -7,23 +7,12 @@ from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
+from lshkit.torch_ops import library
 from lshkit.torch_ops.assertions import may_be_read
-from lshkit.torch_ops.library import (
-    Operator,
-    define,
-    differentiable,
-    fake,
-    gradient_of,
-    in_dtype,
-    new_codes,
-    new_gradient,
-    register_kernel,
-    register_vmap,
-    rows,
-)
+from lshkit.torch_ops.tensors import in_dtype, new_codes, new_gradient, rows
 
 _HASHER = "int family, int n_bits"
-define(
+library.define(
     # Weights and probe codes (batch, heads, n, n_hashes, n_probes), then what the gradient needs:
     # own codes (batch, heads, n, n_hashes) and margins of selected bits (..., n_selected): int32
     # words, floats but for the 4 lowest bits, which are the numbers of the bits.
@@ -126,11 +115,11 @@ def _soft_hash_backward(
     return in_dtype(grad_x, x.dtype), grad_sharpness, grad_parameters
 
 
-register_kernel("soft_hash", _soft_hash)
-register_kernel("soft_hash_backward", _soft_hash_backward)
+library.register_kernel("soft_hash", _soft_hash)
+library.register_kernel("soft_hash_backward", _soft_hash_backward)
 
 
-@fake("soft_hash")
+@library.fake("soft_hash")
 def _(
     x: Tensor,
     parameters: Tensor,
@@ -143,7 +132,7 @@ def _(
     return _new_soft_codes(x, n_bits, n_hashes, n_probes)
 
 
-@fake("soft_hash_backward")
+@library.fake("soft_hash_backward")
 def _(grad_weights: Tensor, x: Tensor, parameters: Tensor, *rest: Any) -> Any:
     return _new_gradients(x, parameters, rest[-1], x.dtype)
 
@@ -176,7 +165,8 @@ def _soft_hash_grad(ctx: Any, grad_weights: Tensor | None, *_: Any) -> tuple[Ten
     )
 
 
-soft_hash: Operator = differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
-soft_hash_backward: Operator = gradient_of("soft_hash")
-register_vmap("soft_hash", (0,))
-register_vmap("soft_hash_backward", ())  # a gradient of the parameters is summed over the batch
+soft_hash = library.differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
+soft_hash_backward = library.gradient_of("soft_hash")
+library.register_vmap("soft_hash", (0,))
+# A gradient of the parameters is summed over the batch.
+library.register_vmap("soft_hash_backward", ())

@@ -8,27 +8,20 @@ from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
-from lshkit.torch_ops.library import (
-    Operator,
+from lshkit.torch_ops import library
+from lshkit.torch_ops.soft import check_sharpness, selected_bits
+from lshkit.torch_ops.tensors import (
     check_codes,
     core_dtype,
-    define,
-    differentiable,
-    fake,
-    gradient_of,
     in_dtype,
     mask_rows,
     new_codes,
     new_gradients,
     new_output,
-    register_autocast,
-    register_kernel,
-    register_vmap,
     rows,
     rows_of,
     wanted_only,
 )
-from lshkit.torch_ops.soft import check_sharpness, selected_bits
 
 _QKV = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? query_starts, "
@@ -41,7 +34,7 @@ _OPTIONS = (
 # Of queries, then of keys: own codes (batch, heads, rows, n_hashes) and margins (..., n_selected),
 # int32 words as soft_hash has them.
 _CODES = "Tensor q_codes, Tensor q_margins, Tensor k_codes, Tensor k_margins"
-define(
+library.define(
     # The output, the codes, and what each row of sums was divided by: (batch, heads, rows), or
     # (batch, heads, 0) without a normalisation.
     f"soft_attention({_QKV}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -193,11 +186,11 @@ def _soft_attention_backward(
     return *(in_dtype(g, query.dtype) for g in gradients[:3]), *gradients[3:]
 
 
-register_kernel("soft_attention", _soft_attention)
-register_kernel("soft_attention_backward", _soft_attention_backward)
+library.register_kernel("soft_attention", _soft_attention)
+library.register_kernel("soft_attention_backward", _soft_attention_backward)
 
 
-@fake("soft_attention")
+@library.fake("soft_attention")
 def _(
     query: Tensor,
     key: Tensor,
@@ -215,7 +208,7 @@ def _(
     return out, *soft_codes, divisors
 
 
-@fake("soft_attention_backward")
+@library.fake("soft_attention_backward")
 def _(
     grad_out: Tensor,
     out: Tensor,
@@ -271,8 +264,8 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None
     )
 
 
-soft_attention: Operator = differentiable("soft_attention", _setup, _backward)
-soft_attention_backward: Operator = gradient_of("soft_attention")
-register_autocast("soft_attention")
-register_vmap("soft_attention", (0, 1, 2, 3), (4, 5))
-register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, 5, *range(8, 13)), (6, 7, 22))
+soft_attention = library.differentiable("soft_attention", _setup, _backward)
+soft_attention_backward = library.gradient_of("soft_attention")
+library.register_autocast("soft_attention")
+library.register_vmap("soft_attention", (0, 1, 2, 3), (4, 5))
+library.register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, 5, *range(8, 13)), (6, 7, 22))

@@ -6,25 +6,14 @@ import torch
 from torch import Tensor
 
 from lshkit import _C
-from lshkit.torch_ops.library import (
-    Operator,
-    check_codes,
-    define,
-    differentiable,
-    fake,
-    float_dtype,
-    gradient_of,
-    mask_rows,
-    register_kernel,
-    register_vmap,
-    rows,
-)
+from lshkit.torch_ops import library
+from lshkit.torch_ops.tensors import check_codes, float_dtype, mask_rows, rows
 
 _INPUTS = (
     "Tensor query_codes, Tensor key_codes, Tensor values, Tensor? query_weights, "
     "Tensor? key_weights, SymInt n_buckets, int order, Tensor? key_mask"
 )
-define(
+library.define(
     f"weighted_bucket_sum({_INPUTS}) -> Tensor",
     f"weighted_bucket_sum_backward(Tensor grad_out, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
 )
@@ -99,16 +88,16 @@ def _weighted_bucket_sum_backward(
     )
 
 
-register_kernel("weighted_bucket_sum", _weighted_bucket_sum)
-register_kernel("weighted_bucket_sum_backward", _weighted_bucket_sum_backward)
+library.register_kernel("weighted_bucket_sum", _weighted_bucket_sum)
+library.register_kernel("weighted_bucket_sum_backward", _weighted_bucket_sum_backward)
 
 
-@fake("weighted_bucket_sum")
+@library.fake("weighted_bucket_sum")
 def _(query_codes: Tensor, key_codes: Tensor, values: Tensor, *options: Any) -> Any:
     return _new_output(query_codes, values, values.dtype)
 
 
-@fake("weighted_bucket_sum_backward")
+@library.fake("weighted_bucket_sum_backward")
 def _(
     grad_out: Tensor,
     query_codes: Tensor,
@@ -138,7 +127,7 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, *grads, None, None, None
 
 
-weighted_bucket_sum: Operator = differentiable("weighted_bucket_sum", _setup, _backward)
-weighted_bucket_sum_backward: Operator = gradient_of("weighted_bucket_sum")
-register_vmap("weighted_bucket_sum", (0, 1, 2, 3, 4, 7))
-register_vmap("weighted_bucket_sum_backward", (0, 1, 2, 3, 4, 5, 8))
+weighted_bucket_sum = library.differentiable("weighted_bucket_sum", _setup, _backward)
+weighted_bucket_sum_backward = library.gradient_of("weighted_bucket_sum")
+library.register_vmap("weighted_bucket_sum", (0, 1, 2, 3, 4, 7))
+library.register_vmap("weighted_bucket_sum_backward", (0, 1, 2, 3, 4, 5, 8))

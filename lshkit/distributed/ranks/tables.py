@@ -19,7 +19,8 @@ from torch import Tensor
 from lshkit import _C, torch_ops
 from lshkit.distributed.ranks.collectives import Ranks, sum_tables
 from lshkit.hash_functions import FAMILY
-from lshkit.torch_ops.library import code_dtype, once_differentiable
+from lshkit.torch_ops.library import once_differentiable
+from lshkit.torch_ops.tensors import code_dtype
 
 # Tables of the heads in flight. Others wait.
 TABLE_BYTES = 2**28
