@@ -16,8 +16,7 @@ from lshkit import checks, hashing
 from lshkit.buckets import HashTables, pair_distances, pair_products
 from lshkit.hashing.family import HashFamily
 from lshkit.kde.equal_rows import EqualRows
-from lshkit.kde.far_queries import ExactFarQueries
-from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, Tuned
+from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, ExactFarQueries, Tuned
 from lshkit.kde.samples import N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import Sums, sums_of_pairs
 from lshkit.kde.training import PermutedRows

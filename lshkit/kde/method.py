@@ -1,4 +1,4 @@
-"""The base class of density methods, the result of tuning, and estimates."""
+"""The base classes of density methods, the result of tuning, and estimates."""
 
 from __future__ import annotations
 
@@ -247,3 +247,34 @@ class Method(abc.ABC):
     @property
     def geometry(self) -> Geometry:
         return self.training.geometry
+
+
+class ExactFarQueries(Method):
+    """A method that answers queries which the type of its `permuted` rows does not hold exactly.
+
+    Distances from such a query would be wrong, or infinite; rows beside it there are none.
+    """
+
+    permuted: PermutedRows
+
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
+        held = self.permuted.hold(queries)
+        if held.all():
+            return self._sampled(queries, threads, stop)
+        last = len(self.permuted) if stop is None else stop
+        out = Estimate.exact(Sums.zeros(len(queries)), self.training.total, last)
+        if held.any():
+            out[held] = self._sampled(queries[held], threads, stop)
+        rest = queries[~held]
+        if last == len(self.training.X):
+            sums = self.training.sums(rest, threads, in_blocks=False)
+        else:  # those before `stop`, or all but a block
+            sums = self.permuted.sums(rest, 0, last, threads)
+        out[~held] = Estimate.exact(sums, self.training.total, last)
+        return out
+
+    @abc.abstractmethod
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
+        """The same of queries that the rows' type holds."""

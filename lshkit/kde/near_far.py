@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lshkit import checks
 from lshkit.kde.cells import Cells
-from lshkit.kde.far_queries import ExactFarQueries
-from lshkit.kde.method import Estimate, Tuned
+from lshkit.kde.method import Estimate, ExactFarQueries, Tuned
 from lshkit.kde.samples import (
     CALL,
     LEAST_AT_RISK,
     N_PILOT,
+    Answers,
     Level,
     cheapest_sample,
-    expand,
+    expected,
     relative,
     stages_of,
 )
@@ -93,7 +93,7 @@ class NearFar(ExactFarQueries):
         more: MORE cells, a longer history, and larger samples until they are enough.
         """
         permuted, cells, n_probes = self.permuted, self.cells, self.n_probes
-        n, n_queries = len(permuted) if stop is None else stop, len(queries)
+        n = len(permuted) if stop is None else stop
         if more:
             n_probes = min(MORE * n_probes, cells.n_cells)
             stops = self.stages.stops(len(permuted), n, history_of_more(len(permuted)))
@@ -101,76 +101,90 @@ class NearFar(ExactFarQueries):
             stops = self.stages.stops(len(permuted), n)[:2]
         probes = cells.nearest(queries, n_probes, threads)
         half = n_probes - n_probes // 2
-        near, n_near = cells.sums(queries, probes[:, :half], threads, last=n)
+        inner, n_inner = cells.sums(queries, probes[:, :half], threads, last=n)
         outer, n_outer = cells.sums(queries, probes[:, half:], threads, last=n)
-        near, n_near = near + outer, n_near + n_outer
+        near, n_near = inner + outer, n_inner + n_outer
         read = permuted.sums(queries, 0, stops[0], threads)
         inside, n_inside = cells.few_sums(queries, probes, threads, 0, stops[0])
-        history, n_history = read.without(inside), stops[0] - n_inside
-        n_later = n_near - n_inside  # near rows that are still to come
-        cost = cost_of_cells(cells.n_cells, n_probes, n_near) + stops[0]
-        shift, mean, error = read.shift, read.total, np.zeros(n_queries)
-        rows, open_ = np.full(n_queries, n), np.arange(n_queries)
-        sampled = np.full(n_queries, n)
-        for seen, last in itertools.pairwise(stops):
-            some = queries if len(open_) == n_queries else queries[open_]
-            cost[open_] += last - seen
-            sample = permuted.sums(some, seen, last, threads)
-            if last == n:
-                whole = read + sample
-                shift[open_], mean[open_] = whole.shift, whole.total
-                open_ = open_[:0]
-                break
-            inside, n_inside = cells.few_sums(some, probes[open_], threads, seen, last)
-            far = sample.without(inside)
-            n_sampled = np.maximum(last - seen - n_inside, 1)
-            population = n - seen - n_later
-            foretold, log = foretell(history, n_history, near, population)
-            final = self.stages.enough(foretold, log, n_sampled)
-            done, got = open_[final], far[final]
-            known = history[final] if more else None
-            got = expected(got, n_sampled[final], population[final], known, n_history[final])
-            # Of near rows and history only the sums are wanted.
-            whole = near[final] + history[final] + got
-            shift[done], mean[done] = whole.shift, whole.total
-            error[done] = np.sqrt(got.squares) * relative(got.shift, whole.shift)
-            rows[done] = np.minimum(last + n_later[final], n - 1)
-            sampled[done] = n_sampled[final]
-            open_ = open_[~final]
-            if len(open_) == 0:
-                break
-            history, n_history = history + far, n_history + n_sampled
-            read, n_later = read + sample, n_later - n_inside
-            read, near, history = read[~final], near[~final], history[~final]
-            n_history, n_later = n_history[~final], n_later[~final]
-        at_risk = mean
+        places, sums = np.arange(len(queries)), (near, read, read.without(inside))
+        left = Unanswered(places, queries, probes, *sums, stops[0] - n_inside, n_near - n_inside)
+        answers = Answers(read, n)
+        answers.cost = cost_of_cells(cells.n_cells, n_probes, n_near) + stops[0]
+        open_ = self._answer(answers, left, n, stops, threads, more)
+        at_risk = answers.sums.total
         if n_probes > 1:
-            at_risk = outer.total * relative(outer.shift, shift) + LEAST_AT_RISK * mean
-        weight = self.training.total
-        mean, error, at_risk = mean / weight, error / weight, at_risk / weight
-        got = Estimate(shift, mean, error, rows, at_risk, cost, sampled)
-        return got, open_
+            reached = relative(outer.shift, answers.sums.shift)
+            at_risk = outer.total * reached + LEAST_AT_RISK * at_risk
+        return answers.estimate(self.training.total, at_risk), open_
+
+    def _answer(
+        self, answers: Answers, left: Unanswered, n: int, stops: list[int], threads: int, more: bool
+    ) -> np.ndarray:
+        """Puts the answers that samples give; returns the queries for which none was enough."""
+        for seen, last in itertools.pairwise(stops):
+            answers.cost[left.places] += last - seen
+            sample = self.permuted.sums(left.queries, seen, last, threads)
+            if last == n:
+                answers.sums[left.places] = left.read + sample
+                return left.places[:0]
+            inside, n_inside = self.cells.few_sums(left.queries, left.probes, threads, seen, last)
+            far, n_far = sample.without(inside), np.maximum(last - seen - n_inside, 1)
+            population = n - seen - left.n_later
+            foretold = foretell(left.history, left.n_history, left.near, population)
+            final = self.stages.enough(*foretold, n_far)
+            n_sampled, history = n_far[final], left.history[final]
+            got = far[final], n_sampled, np.maximum(population[final], 1)
+            got = pooled(*got, history, left.n_history[final]) if more else expected(*got)
+            known, rows = left.near[final] + history, np.minimum(last + left.n_later[final], n - 1)
+            answers.put(left.places[final], known, got, rows, n_sampled)
+            if final.all():
+                return left.places[:0]
+            left = left.after(sample, far, n_far, n_inside).of(~final)
+        return left.places
 
     @property
     def nbytes(self) -> int:
         return self.cells.nbytes
 
 
-def expected(
-    sample: Sums, n_sampled: Any, population: Any, history: Sums | None, n_history: Any
-) -> Sums:
-    """`Sums` over a population from a sample of it: the squares are the variance of the total.
+class Unanswered(NamedTuple):
+    """Queries for which no sample was enough so far, and what was read for each.
 
-    A history that holds more rows than the sample may have seen what that did not.
+    places: of the queries in their batch. probes: cells around each; near: sums over their rows.
+    read: over the permuted rows so far; history: over the n_history of them that are not near.
+    n_later: near rows that are still to come.
     """
-    population = np.maximum(population, 1)
-    total, variance = expand(sample, n_sampled, population)
-    if history is None:
-        return Sums(sample.shift, total, variance)
+
+    places: np.ndarray
+    queries: np.ndarray
+    probes: np.ndarray
+    near: Sums
+    read: Sums
+    history: Sums
+    n_history: np.ndarray
+    n_later: np.ndarray
+
+    def of(self, mask: np.ndarray) -> Unanswered:
+        fields: Any = self
+        return Unanswered(*(x[mask] for x in fields))
+
+    def after(self, sample: Sums, far: Sums, n_far: np.ndarray, n_near: np.ndarray) -> Unanswered:
+        """With a sample read besides, of which `far` are the n_far far rows."""
+        return self._replace(
+            read=self.read + sample,
+            history=self.history + far,
+            n_history=self.n_history + n_far,
+            n_later=self.n_later - n_near,
+        )
+
+
+def pooled(sample: Sums, n_sampled: Any, population: Any, history: Sums, n_history: Any) -> Sums:
+    """`expected`, where a history of more rows than the sample may have seen what that did not."""
+    alone = expected(sample, n_sampled, population)
     both, n_both = history + sample, n_history + n_sampled
     scale = relative(sample.shift, both.shift)
-    pooled = expand(both, n_both, population)[1] * n_both / n_sampled
-    return Sums(both.shift, total * scale, np.maximum(variance * scale**2, pooled))
+    variance = expected(both, n_both, population).squares * n_both / n_sampled
+    return Sums(both.shift, alone.total * scale, np.maximum(alone.squares * scale**2, variance))
 
 
 def foretell(

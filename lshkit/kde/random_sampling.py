@@ -18,10 +18,11 @@ from lshkit.kde.method import Estimate, Method, Tuned
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.samples import (
     CALL,
+    Answers,
     Level,
     Stages,
     cheapest_sample,
-    expand,
+    expected,
     relative_spread,
     stages_of,
 )
@@ -93,36 +94,25 @@ class RandomSampling(Method):
         return out
 
     def _alone(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
-        permuted, n_queries = self.permuted, len(queries)
+        permuted = self.permuted
         n = len(permuted) if stop is None else stop
         stops = self.stages.stops(len(permuted), n)
-        history = permuted.sums(queries, 0, stops[0], threads)
-        shift, mean, error = history.shift, history.total, np.zeros(n_queries)
-        rows, open_ = np.full(n_queries, n), np.arange(n_queries)
-        sampled = np.full(n_queries, n)
+        left, history = np.arange(len(queries)), permuted.sums(queries, 0, stops[0], threads)
+        answers = Answers(history, n)
         for seen, last in itertools.pairwise(stops):
-            some = queries if len(open_) == n_queries else queries[open_]
+            some = queries if len(left) == len(queries) else queries[left]
             sample = permuted.sums(some, seen, last, threads)
-            final = np.ones(len(open_), bool)
+            final = np.ones(len(left), bool)
             if last < n:
                 log = history.log() + np.log(n / seen)
-                spread = relative_spread(history, seen)
-                final = self.stages.enough(spread, log, last - seen)
-            done, known, got = open_[final], history[final], sample[final]
-            total, variance = expand(got, last - seen, n - seen)
-            # Of the history only the sum is wanted: its squares would add to the variance.
-            whole = known + Sums(got.shift, total, variance)
-            scale = np.where(got.shift > -np.inf, np.exp(got.shift - whole.shift), 0)
-            shift[done], mean[done], rows[done] = whole.shift, whole.total, last
-            sampled[done] = last - seen
-            error[done] = np.sqrt(variance) * scale
+                final = self.stages.enough(relative_spread(history, seen), log, last - seen)
+            got = expected(sample[final], last - seen, n - seen)
+            answers.put(left[final], history[final], got, last, last - seen)
             if final.all():
                 break
-            history = (history + sample)[~final]
-            open_ = open_[~final]
-        weight = self.training.total
-        mean, error = mean / weight, error / weight
-        return Estimate(shift, mean, error, rows, cost=rows + CALL, sampled=sampled)
+            left, history = left[~final], (history + sample)[~final]
+        answers.cost = answers.rows + CALL
+        return answers.estimate(self.training.total)
 
     @property
     def nbytes(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lshkit import checks
-from lshkit.kde.method import MEAN_ABSOLUTE, MOST, finite_or_none
-from lshkit.kde.sums import Sums
+from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, finite_or_none
+from lshkit.kde.sums import LOWEST, Sums
 from lshkit.kde.training import BLOCK
 
 N_PILOT = 256  # rows of the permutation's head: in every history, and the pilot's queries
@@ -25,21 +25,20 @@ SHARED = 1 / 32  # of a batch of 256 queries: for fewer a sample is read at the 
 CALL = 500.0  # cost of a query's share in what a call does once for a batch of 256
 
 
-def expand(sums: Sums, sample: Any, population: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over a population from those of a uniform sample of it: (shift, total, variance)."""
+def expected(sums: Sums, sample: Any, population: Any) -> Sums:
+    """Sums over a population from those of a uniform sample of it: squares are the variance."""
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = sums.total / sample
         spread = np.maximum(sums.squares / sample - mean**2, 0) * (
             sample / np.maximum(sample - 1, 1)
         )
         variance = population**2 * (1 - sample / population) * spread / sample
-    return population * mean, variance
+    return Sums(sums.shift, population * mean, variance)
 
 
 def relative(shift: np.ndarray, to: np.ndarray) -> np.ndarray:
     """exp(shift - to), 0 where there is nothing; of a part to the whole, no more than 1."""
-    with np.errstate(invalid="ignore"):
-        return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
+    return np.exp(np.minimum(shift - np.maximum(to, LOWEST), 0))
 
 
 def relative_spread(sums: Sums, count: int) -> np.ndarray:
@@ -201,6 +200,37 @@ def counted(log: np.ndarray, negligible: float) -> np.ndarray:
     negligible: log of the sum below which an error relative to that sum is enough.
     """
     return np.exp(np.minimum(log - negligible, 0))
+
+
+class Answers:
+    """Sums for queries: over all rows, of which there are n_rows, until a sample takes their place.
+
+    cost: in rows, of what was read for each.
+    """
+
+    cost: np.ndarray
+
+    def __init__(self, sums: Sums, n_rows: int) -> None:
+        n = len(sums.total)
+        self.sums, self.error = sums, np.zeros(n)
+        self.rows, self.sampled = np.full(n, n_rows), np.full(n, n_rows)
+
+    def put(self, places: np.ndarray, known: Sums, sample: Sums, rows: Any, sampled: Any) -> None:
+        """Of some queries known sums, and the `expected` one of the rows that a sample stands for.
+
+        Of known sums the squares, which are no variances, are not wanted.
+        """
+        whole = known + sample
+        self.sums[places] = whole
+        self.error[places] = np.sqrt(sample.squares) * relative(sample.shift, whole.shift)
+        self.rows[places], self.sampled[places] = rows, sampled
+
+    def estimate(self, weight: float, at_risk: np.ndarray | None = None) -> Estimate:
+        """Means over rows of that weight."""
+        mean, error = self.sums.total / weight, self.error / weight
+        at_risk = None if at_risk is None else at_risk / weight
+        of_rows = self.rows, at_risk, self.cost, self.sampled
+        return Estimate(self.sums.shift, mean, error, *of_rows)
 
 
 def stages_of(settings: dict[str, Any]) -> Stages:
