@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,9 +41,31 @@ RULES = "scott", "silverman"
 # "auto" samples from so many rows on, if queries like so many of them (evenly spaced) then cost at
 # most that share of what all rows do.
 MIN_SAMPLED, PILOT, WORTHWHILE = 20_000, 64, 0.8
-# Of each output the number from which values are counted, their unit and their mean.
-Units: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 LARGEST = 1e307  # target, whose differences float64 holds
+
+
+class Units(NamedTuple):
+    """Of each output the number from which values are counted, their unit and their mean."""
+
+    offset: np.ndarray
+    unit: np.ndarray
+    mean: np.ndarray
+
+
+class Settings(NamedTuple):
+    """What a method was made with: parameters may be set since. rtol: None where it is exact."""
+
+    kernel: str
+    n_bits: int
+    bandwidth: np.ndarray
+    rtol: float | None
+
+
+class Means(NamedTuple):
+    """A method, and the units of its means."""
+
+    method: ValueSketch | ExactMeans | SampledMeans
+    units: Units
 
 
 class LSHKernelRegressor(RegressorMixin, FittedEstimator):
@@ -118,8 +140,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     _regression_shape: tuple[int, ...]  # of the targets, but for the rows
     _regression_parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # rows, values, weights
     _regression_sketch: ValueSketch | None
-    _regression_method: tuple[ExactMeans | SampledMeans, Units] | None
-    _regression_fitted: tuple[str, int, np.ndarray, float | None] | None
+    _regression_method: Means | None
+    _regression_fitted: Settings | None
 
     def __init__(
         self,
@@ -213,7 +235,6 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             self._regression_seed = random_of(self.random_state).randint(2**31 - 1)
             self._regression_shape, self._regression_parts = y.shape[1:], []
             self._regression_sketch = None
-            # Kernel, n_bits, bandwidths and rtol (None: exact) in use: parameters may be set.
             self._regression_fitted = None
         if streams:
             with core_threads(self.n_jobs):
@@ -276,27 +297,43 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
     @property
     def _method(self) -> ValueSketch | ExactMeans | SampledMeans:
+        return self._means.method
+
+    @property
+    def _means(self) -> Means:
         """What answers queries: the sketch, or what is made of all rows."""
         check_is_fitted(self)
-        if self._regression_sketch is not None:
-            return self._regression_sketch
+        if (sketch := self._regression_sketch) is not None:
+            unit = np.ldexp(1.0, sketch.exponents)
+            mean = sketch.totals[1:] / sketch.totals[0]
+            return Means(sketch, Units(sketch.offset * unit, unit, mean))
         if self._regression_method is None:
             # Of the settings as fitted. Threads that make it at once make equal ones.
             self._regression_method = self._make_method()
-        return self._regression_method[0]
+        return self._regression_method
 
-    @property
-    def _units(self) -> Units:
-        if self._regression_sketch is not None:
-            sketch = self._regression_sketch
-            unit = np.ldexp(1.0, sketch.exponents)
-            return sketch.offset * unit, unit, sketch.totals[1:] / sketch.totals[0]
-        assert self._regression_method is not None
-        return self._regression_method[1]
+    def _make_method(self) -> Means:
+        X, values, weights = self._rows()
+        values, units, spread = standardised(values, weights)
+        fitted = self._regression_fitted
+        with core_threads(self.n_jobs) as threads:
+            # Older pickles have a plain tuple.
+            settings = self._settings(X, weights) if fitted is None else Settings(*fitted)
+            equal = (weights == weights[0]).all()
+            rows = X, None if equal else weights, self._regression_seed
+            training = training_of(*settings[:3], *rows)
+            if settings.rtol is None:
+                method: ExactMeans | SampledMeans = ExactMeans(training, values)
+            else:
+                method = SampledMeans(training, values, spread, settings.rtol)
+                if fitted is None and self.algorithm == "auto":
+                    if method.cost(X[:: -(-len(X) // PILOT)], threads) > WORTHWHILE:
+                        method, settings = method.exact, settings._replace(rtol=None)
+        self._regression_fitted = settings
+        return Means(method, units)
 
-    def _make_method(
-        self,
-    ) -> tuple[ExactMeans | SampledMeans, Units]:
+    def _rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows that count, their values and their weights."""
         parts = self._regression_parts
         if len(parts) > 1:
             X, values, weights = (np.concatenate(x) for x in zip(*parts, strict=True))
@@ -304,41 +341,18 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         X, values, weights = parts[0]
         weights = of_unit_size(weights)
         counted = weights >= LEAST
-        if not counted.all():
-            X, values, weights = X[counted], values[counted], weights[counted]
-        # Not from 0 only where nearly all are near a number: so small ones keep their digits.
-        low, offset, high = np.quantile(values, [0.01, 0.5, 0.99], axis=0)
-        offset = np.where(np.abs(offset) > 8 * (high - low), offset, 0.0)
-        values = values - offset
-        # Units that are powers of 2 bring values into the range of float32, and round nothing.
-        unit = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1] - 1)
-        values /= unit
-        mean = np.average(values, axis=0, weights=weights)
-        spread = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
-        equal = (weights == weights[0]).all()
-        rows = X, None if equal else weights, self._regression_seed
-        fitted = self._regression_fitted
-        with core_threads(self.n_jobs) as threads:
-            if fitted is None:
-                self._check_parameters()  # which may have been set since
-                widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
-                if isinstance(widths, str):
-                    widths = bandwidths.of_deviations(widths, X, weights)
-                rtol = float(self.rtol) if self._may_sample(len(X)) else None
-                fitted = self.kernel, self._bits(), widths, rtol
-            kernel, n_bits, widths, rtol = fitted
-            training = training_of(kernel, n_bits, widths, *rows)
-            method: ExactMeans | SampledMeans
-            if rtol is None:
-                method = ExactMeans(training, values)
-            else:
-                method = SampledMeans(training, values, spread, rtol)
-            tried = self.algorithm == "auto" and self._regression_fitted is None
-            if tried and isinstance(method, SampledMeans):
-                if method.cost(X[:: -(-len(X) // PILOT)], threads) > WORTHWHILE:
-                    method, fitted = method.exact, (kernel, n_bits, widths, None)
-        self._regression_fitted = fitted
-        return method, (offset, unit, mean)
+        if counted.all():
+            return X, values, weights
+        return X[counted], values[counted], weights[counted]
+
+    def _settings(self, X: np.ndarray, weights: np.ndarray) -> Settings:
+        """Those of the parameters, which may have been set since rows came."""
+        self._check_parameters()
+        widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+        if isinstance(widths, str):
+            widths = bandwidths.of_deviations(widths, X, weights)
+        rtol = float(self.rtol) if self._may_sample(len(X)) else None
+        return Settings(self.kernel, self._bits(), widths, rtol)
 
     def _may_sample(self, n: int) -> bool:
         if self.algorithm == "random":
@@ -376,13 +390,12 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             zeros for the angular kernel; after `partial_fit` also a bandwidth that does not suit
             all rows.
         """
-        method = self._method
+        method, (offset, unit, mean) = self._means
         X = as_queries(self, X, method.geometry.kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
         with core_threads(self.n_jobs) as threads:
             parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
-        offset, unit, mean = self._units
         nowhere = np.isnan(means)
         means = np.where(nowhere, mean, means)
         errors = np.where(nowhere, np.inf, errors)
@@ -406,3 +419,17 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def standardised(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, Units, np.ndarray]:
+    """Values in their `Units`, these, and the standard deviation in them of each output."""
+    # Not from 0 only where nearly all are near a number: so small ones keep their digits.
+    low, offset, high = np.quantile(values, [0.01, 0.5, 0.99], axis=0)
+    offset = np.where(np.abs(offset) > 8 * (high - low), offset, 0.0)
+    values = values - offset
+    # Units that are powers of 2 bring values into the range of float32, and round nothing.
+    unit = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1] - 1)
+    values /= unit
+    mean = np.average(values, axis=0, weights=weights)
+    spread = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
+    return values, Units(offset, unit, mean), spread
