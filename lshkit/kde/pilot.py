@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,15 @@ class Pilot:
     def __init__(
         self,
         training: Training,
+        accuracy: Accuracy,
         threads: int,
-        negligible: float = -np.inf,
         queries: np.ndarray | None = None,
         permuted: PermutedRows | None = None,
     ) -> None:
-        self.training, self.threads, self.given = training, threads, queries
-        self.negligible = negligible  # log of the sum
+        self.training, self.accuracy, self.threads = training, accuracy, threads
+        self.given = queries
+        with np.errstate(divide="ignore"):  # log of the sum
+            self.negligible = np.log(np.float64(accuracy.negligible)) + np.log(training.total)
         self.n_pilot = min(N_PILOT, len(training.X) // 2)
         self.population = len(training.X) - self.n_pilot
         self._histories: dict[int, Sums] = {}
@@ -104,84 +107,93 @@ def choose(
     threads: int,
     queries: np.ndarray | None = None,
     permuted: PermutedRows | None = None,
-    *,
-    warn: bool = True,
 ) -> tuple[Method, dict[str, Any]]:
-    """The method of an algorithm ("auto": the cheapest that keeps an `Accuracy`), and a report.
+    """The method of an algorithm and a report: `pick`, with a warning of what falls short.
 
-    queries: rows as given, for the pilot; without, it takes rows of the data. warn: where the
-    algorithm does not keep the accuracy.
-
-    Costs are in rows: what one row costs an exact sum or a sample. They are counted, not timed: the
-    same data and seed always give the same method.
+    queries: rows as given, for the pilot; without, it takes rows of the data.
     """
-    n, auto, rtol = len(training.X), algorithm == "auto", accuracy.mean
-    able = [m for m in METHODS.values() if training.geometry.kernel in m.kernels]
-    exact = next(m for m in able if m.exact)
-    asked = able if auto else [exact, METHODS[algorithm]]
-    why = None
-    if all(m.exact for m in asked):
-        why = "the only method for this kernel" if auto else "asked for"
-    elif auto and rtol == 0:
-        why = "rtol is 0"
-    elif n < (4 * N_PILOT if auto else 4):
-        why = "few rows"
-    with np.errstate(divide="ignore"):
-        negligible = np.log(np.float64(accuracy.negligible)) + np.log(training.total)
-    pilot = Pilot(training, threads, negligible, queries, permuted)
-    tuned: dict[str, Tuned] = {}
-    if (found := exact.tune(pilot, rtol)) is not None:
-        tuned[exact.name] = found
-    report: dict[str, Any] = {
-        "asked": algorithm,
-        "n_samples": n,
-        "queries": "rows",
-        **accuracy._asdict(),
-    }
-    if why is None:
-        for method in asked[1:]:
-            if auto and not _is_worthwhile(method, n, tuned, rtol):
-                continue
-            found = method.tune(pilot, rtol)
-            if found is not None:
-                tuned[method.name] = found
-        report["queries"] = "rows" if queries is None else "given"
-        means = np.exp(pilot.sums.shift) * pilot.sums.total / training.total
-        report["median_kernel_mean"] = float(np.median(means))
-    if why is not None:
-        name, method = exact.name, tuned[exact.name].make()
-    else:
-        given = None if queries is None else pilot.some_given(N_HELD_OUT)
-        held_out = HeldOut(pilot.permuted, threads, given)
-        if auto:
-            name, method, why = _cheapest(tuned, pilot, held_out, accuracy)
-        else:
-            name, why, expected = algorithm, "asked for", tuned[algorithm].settings["error"]
-            method, kept = _calibrated(name, tuned, pilot, held_out, accuracy)
-            if warn:
-                _warn(name, expected, kept, accuracy)
-    report["methods"] = methods = {name: found.settings for name, found in tuned.items()}
-    report |= {"algorithm": name, "reason": why}
-    costs = ", ".join(f"{k} {v['cost']:.0f}" for k, v in methods.items())
-    logger.info("algorithm %s (%s); cost of a query in rows: %s", name, why, costs)
+    pilot = Pilot(training, accuracy, threads, queries, permuted)
+    method, report, shortfall = pick(pilot, algorithm)
+    if shortfall is not None:
+        warnings.warn(
+            f"algorithm={algorithm!r} {shortfall} on this data: 'auto' would choose another",
+            stacklevel=checks.outside(),
+        )
     return method, report
 
 
-def _warn(name: str, expected: float, kept: bool, accuracy: Accuracy) -> None:
-    """Where the algorithm that was asked for does not keep the accuracy."""
+def pick(pilot: Pilot, algorithm: str) -> tuple[Method, dict[str, Any], str | None]:
+    """The method of an algorithm ("auto": the cheapest that keeps the accuracy), and a report.
+
+    Third, how an algorithm asked for by name falls short of the accuracy, None where it does not.
+    Costs are in rows: what one row costs an exact sum or a sample. They are counted, not timed: the
+    same data and seed always give the same method.
+    """
+    training, accuracy, auto = pilot.training, pilot.accuracy, algorithm == "auto"
+    able = [m for m in METHODS.values() if training.geometry.kernel in m.kernels]
+    exact = next(m for m in able if m.exact)
+    asked = able if auto else [exact, METHODS[algorithm]]
+    report = {"asked": algorithm, "n_samples": len(training.X), "queries": "rows"}
+    report |= accuracy._asdict()
+    why = _why_exact(asked, auto, len(training.X), accuracy.mean)
+    if why is not None:
+        tuned = _tuned([exact], pilot, auto)
+        return tuned[exact.name].make(), _reported(report, tuned, exact.name, why), None
+    tuned = _tuned(asked, pilot, auto)
+    report["queries"] = "rows" if pilot.given is None else "given"
+    means = np.exp(pilot.sums.shift) * pilot.sums.total / training.total
+    report["median_kernel_mean"] = float(np.median(means))
+    given = None if pilot.given is None else pilot.some_given(N_HELD_OUT)
+    held_out = HeldOut(pilot.permuted, pilot.threads, given)
+    if auto:
+        name, method, why = _cheapest(tuned, pilot, held_out, accuracy)
+        return method, _reported(report, tuned, name, why), None
+    expected = tuned[algorithm].settings["error"]  # of the pilot's queries
+    method, kept = _calibrated(algorithm, tuned, pilot, held_out, accuracy)
+    report = _reported(report, tuned, algorithm, "asked for")
+    return method, report, _shortfall(expected, kept, accuracy)
+
+
+def _why_exact(asked: Sequence[type[Method]], auto: bool, n: int, rtol: float) -> str | None:
+    """Why the exact method is taken without a pilot; None where it is not."""
+    if all(m.exact for m in asked):
+        return "the only method for this kernel" if auto else "asked for"
+    if auto and rtol == 0:
+        return "rtol is 0"
+    return "few rows" if n < (4 * N_PILOT if auto else 4) else None
+
+
+def _tuned(methods: Sequence[type[Method]], pilot: Pilot, auto: bool) -> dict[str, Tuned]:
+    """By name the methods that can be used; for "auto", the first and those that may be cheaper."""
+    tuned: dict[str, Tuned] = {}
+    n, rtol = len(pilot.training.X), pilot.accuracy.mean
+    for method in methods:
+        if auto and tuned and not _is_worthwhile(method, n, tuned, rtol):
+            continue
+        if (found := method.tune(pilot, rtol)) is not None:
+            tuned[method.name] = found
+    return tuned
+
+
+def _reported(
+    report: dict[str, Any], tuned: dict[str, Tuned], name: str, why: str
+) -> dict[str, Any]:
+    """The report with all methods and the one that is taken, which are logged too."""
+    methods = {k: found.settings for k, found in tuned.items()}
+    costs = ", ".join(f"{k} {v['cost']:.0f}" for k, v in methods.items())
+    logger.info("algorithm %s (%s); cost of a query in rows: %s", name, why, costs)
+    return report | {"methods": methods, "algorithm": name, "reason": why}
+
+
+def _shortfall(expected: float, kept: bool, accuracy: Accuracy) -> str | None:
+    """How an algorithm that was asked for does not keep the accuracy; None where it does."""
     if accuracy.confidence is not None and not kept:
-        off = f"cannot be shown to keep rtol={accuracy.rtol:g} with a probability of " + (
-            f"{accuracy.confidence:g}"
-        )
-    elif accuracy.confidence is None and expected > REACHED * accuracy.rtol:
-        off = f"has an expected mean relative error of {expected:.2g}"
-        off += f", more than rtol={accuracy.rtol:g}"
-    else:
-        return
-    warnings.warn(
-        f"algorithm={name!r} {off} on this data: 'auto' would choose another",
-        stacklevel=checks.outside(),
-    )
+        wanted = f"rtol={accuracy.rtol:g} with a probability of {accuracy.confidence:g}"
+        return f"cannot be shown to keep {wanted}"
+    if accuracy.confidence is None and expected > REACHED * accuracy.rtol:
+        error = f"an expected mean relative error of {expected:.2g}"
+        return f"has {error}, more than rtol={accuracy.rtol:g}"
+    return None
 
 
 def _is_worthwhile(method: type[Method], n: int, tuned: dict[str, Tuned], rtol: float) -> bool:

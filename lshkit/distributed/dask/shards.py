@@ -12,10 +12,10 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from lshkit.distributed.dask.kept_rows import Rows
-from lshkit.kde import pilot
 from lshkit.kde.arguments import as_queries, core_threads
 from lshkit.kde.brute import BruteForce
 from lshkit.kde.method import Accuracy, Method
+from lshkit.kde.pilot import Pilot, pick
 from lshkit.kde.sums import LOWEST, Sums
 from lshkit.kde.training import Training, training_of
 
@@ -156,7 +156,8 @@ def tuned_shard(
     accuracy = aim.accuracy._replace(negligible=negligible)
     with core_threads(kernel.n_jobs) as threads:
         some = np.ascontiguousarray(queries[matters])
-        method, report = pilot.choose(training, aim.algorithm, accuracy, threads, some, warn=False)
+        pilot = Pilot(training, accuracy, threads, some)
+        method, report, _ = pick(pilot, aim.algorithm)
     return Shard(rows, kernel, method, report["reason"])
 
 
