@@ -85,7 +85,11 @@ class SampledSoftmaxLoss(nn.Module):
     Notes
     -----
     Random numbers come from torch's generator. Neither the tables nor their age are part of the
-    state_dict.
+    state_dict. A step that `torch.utils.checkpoint` computes again in the backward pass has the
+    tables of its forward pass, if no other step came between, and does not count towards
+    `rehash_every`.
+
+    A module made on the meta device needs `reset_parameters` (or a state_dict) after `to_empty`.
 
     Examples
     --------
@@ -156,10 +160,20 @@ class SampledSoftmaxLoss(nn.Module):
         if bias is not None:
             _check_parameter("bias", bias, shape[:1], self.weight.dtype)
         if weight is None:
-            bound = 1 / math.sqrt(self.n_features)  # as nn.Linear
-            nn.init.uniform_(self.weight, -bound, bound)
+            self._reset_weight()
         self.hasher_ = self.tables_ = None
         self._age = 0  # of the tables, in training steps
+
+    def reset_parameters(self) -> None:
+        """Initialises weight and bias as a new module would, and forgets the tables."""
+        self._reset_weight()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        self.hasher_ = self.tables_ = None
+
+    def _reset_weight(self) -> None:
+        bound = 1 / math.sqrt(self.n_features)  # as nn.Linear
+        nn.init.uniform_(self.weight, -bound, bound)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
@@ -241,6 +255,7 @@ class SampledSoftmaxLoss(nn.Module):
         if tuple(self.weight.shape) != (self.n_classes, self.n_features):  # it may be replaced
             wanted = f"({self.n_classes}, {self.n_features}), as before"
             raise ValueError(f"weight must have shape {wanted}, got {tuple(self.weight.shape)}")
+        checks.array("weight", self.weight, torch)  # it may still be on the meta device
         hidden = checks.array("hidden", hidden, torch, kinds="f", wanted="floats")
         target = checks.array("target", target, torch, kinds="i", wanted="integers")
         if hidden.ndim == 0 or hidden.shape[-1] != self.n_features:
@@ -284,12 +299,14 @@ class SampledSoftmaxLoss(nn.Module):
         return torch.cat(losses)
 
     def _sampled(self, hidden: Tensor, target: Tensor) -> Tensor:
-        old = self.training and self._age >= self.rehash_every
-        if self.tables_ is None or old:
-            self.rehash()
-        self._age += self.training
-        indptr, indices = self._near(hidden.detach())
         samples, log_weights = self._sample(hidden.dtype)
+        # Within a backward pass a checkpoint computes a step again, which must have the same near
+        # classes, and the same sample whether or not random numbers for new tables follow.
+        step = self.training and torch._C._current_graph_task_id() == -1
+        if self.tables_ is None or (step and self._age >= self.rehash_every):
+            self.rehash()
+        self._age += step
+        indptr, indices = self._near(hidden.detach())
         arguments = hidden, self.weight, self.bias, target, indptr, indices, samples, log_weights
         return _SampledCrossEntropy.apply(*arguments, self.sparse)
 
@@ -382,8 +399,7 @@ class _SampledCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @torch.autocast("cpu", enabled=False)
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        saved = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> Any:
         hidden, weight, target, indptr, indices, rows, samples, sample_weight = saved[:8]
         near, far, true = saved[8] * grad[rows], saved[9] * grad[:, None], saved[10] * grad
         grad_hidden = grad_weight = grad_bias = None
@@ -447,7 +463,8 @@ def _check_parameter(
 ) -> None:
     if not isinstance(x, nn.Parameter):
         raise TypeError(f"{name} must be a Parameter, got a {type(x).__name__}")
-    checks.array(name, x, torch)
+    if not x.is_meta:
+        checks.array(name, x, torch)
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
     wanted, names = (_TYPES, _TYPE_NAMES) if dtype is None else ((dtype,), str(dtype))

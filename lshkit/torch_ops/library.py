@@ -142,15 +142,17 @@ class _NotAgain(torch.autograd.Function):
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """The `backward` of an autograd.Function that keeps its inputs, refused a second derivative.
 
-    torch's decorator of this name refuses it only where the incoming gradient requires one, and
-    else, as after a sum, gives zeros.
+    It is called as backward(ctx, saved, *grads): checkpointing lets saved tensors be unpacked once
+    only. torch's decorator of this name refuses a second derivative only where the incoming
+    gradient requires one, and else, as after a sum, gives zeros.
     """
 
     @functools.wraps(backward)
     def wrapped(ctx: Any, *grads: Any) -> Any:
+        saved = ctx.saved_tensors
         with torch.no_grad():
-            results = backward(ctx, *grads)
-        given = (*ctx.saved_tensors, *grads)
+            results = backward(ctx, saved, *grads)
+        given = (*saved, *grads)
         inputs = [x for x in given if x is not None and x.requires_grad]
         if not torch.is_grad_enabled() or not inputs:
             return results

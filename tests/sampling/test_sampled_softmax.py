@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lshkit.sampling import SampledSoftmaxLoss  # noqa: E402
 
@@ -270,6 +271,44 @@ def test_rehashing():
     torch.manual_seed(1)
     assert torch.equal(first, copied(hidden, target))
     assert copied.weight is not loss.weight
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_checkpointing(sparse, use_reentrant):
+    """The same bits with it, also where a step hashes the classes, and as many steps to that."""
+    target = batch()[1]
+    results = []
+    for checkpointed in (False, True):
+        hidden = batch()[0]
+        loss = make(n_samples=30, n_bits=3, sparse=sparse, bias=True, rehash_every=2)
+        for _ in range(5):
+            if checkpointed:
+                value = checkpoint(lambda x: loss(x, target), hidden, use_reentrant=use_reentrant)
+            else:
+                value = loss(hidden, target)
+            value.backward()
+            results.append([value, *(x.grad.to_dense() for x in (hidden, *loss.parameters()))])
+            hidden.grad = None
+            loss.zero_grad()
+    for plain, again in zip(results[:5], results[5:], strict=True):
+        for x, y in zip(plain, again, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_deferred_initialisation():
+    with torch.device("meta"):
+        loss = SampledSoftmaxLoss(8, 300, bias=True)
+    assert loss.weight.is_meta and loss.bias.is_meta
+    hidden, target = batch(dtype=torch.float32)
+    with pytest.raises(ValueError, match="weight must be on the cpu, got a tensor on meta"):
+        loss(hidden, target)
+    loss.to_empty(device="cpu").reset_parameters()
+    torch.manual_seed(0)
+    loss.reset_parameters()
+    torch.manual_seed(0)
+    assert torch.equal(loss.weight, SampledSoftmaxLoss(8, 300).weight)
+    assert not loss.bias.any() and loss(hidden, target).isfinite()
 
 
 def test_shares_the_parameters_of_a_linear_layer():

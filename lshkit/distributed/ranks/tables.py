@@ -252,8 +252,8 @@ class _TableSums(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, key_mask, planes, sharpness = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, key_mask, planes, sharpness = saved
         functions, ranks, plan = ctx.rest
         functions = functions._replace(planes=planes, sharpness=sharpness)
         inputs = _floats(Inputs(query, key, value, key_mask))
