@@ -56,7 +56,7 @@ def test_exact_when_all_classes_are_sampled(n_bits, bias, sparse):
 
 def test_threads_change_the_last_bits_alone():
     """Near classes and the sample have the same bits at any number of threads (tests/properties);
-    torch's products of matrices may not, by MKL on Intel."""
+    torch's products of matrices may not."""
     hidden, target = batch(200, 5000, dtype=torch.float32)
     results = []
     for threads in (1, 2, 3):
