@@ -92,6 +92,6 @@ def check_codes(name: str, codes: Tensor, n_buckets: int) -> None:
     if codes.is_cuda:
         return
     if n_buckets < (256 if codes.dtype is torch.uint8 else 65536):
-        largest = int(codes.numpy().max())
+        largest = int(codes.numpy().max(initial=0))
         if largest >= n_buckets:
             raise ValueError(f"{name} has code {largest}, wanted codes below n_buckets={n_buckets}")

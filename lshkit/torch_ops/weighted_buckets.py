@@ -1,4 +1,7 @@
-"""The sum verb with weights: codes and weights are (batch, heads, rows, n_hashes, n_probes)."""
+"""The sum verb with weights: codes and weights are (batch, heads, rows, n_hashes, n_probes).
+
+A side with one code per hash, whose weights are None, has n_probes 1.
+"""
 
 from typing import Any, TypeAlias
 
@@ -27,8 +30,17 @@ def _side(
     name: str, codes: Tensor, weights: Tensor | None, n_buckets: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, int]:
     """Codes, weights or None, and n_probes, as the core takes them."""
+    shape = tuple(codes.shape)
+    if len(shape) != 5:
+        wanted = "(batch, heads, rows, n_hashes, n_probes), n_probes 1 for one code per hash"
+        raise ValueError(f"{name} must have shape {wanted}, got {shape}")
     check_codes(name, codes, n_buckets)
     if weights is not None:
+        if tuple(weights.shape) != shape:
+            of = name.replace("codes", "weights")
+            raise ValueError(
+                f"{of} must have the shape {shape} of {name}, got {tuple(weights.shape)}"
+            )
         weights = weights.to(dtype).contiguous().flatten(-2)
     return codes.contiguous().flatten(-2), weights, codes.shape[-1]
 

@@ -1,6 +1,7 @@
 """torch.ops.lshkit.*: opcheck, torch.compile, autocast, torch.func and fake tensors."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -178,6 +179,20 @@ def test_attention_backward_refuses_codes_beyond_the_table():
     for name, codes in (("query_codes", (bad, good)), ("key_codes", (good, bad))):
         with pytest.raises(ValueError, match=f"{name} has code .* n_buckets=8"):
             OPS.yoso_attention_backward(*tensors, *codes, 3, False, 2, 0)
+    with pytest.raises(ValueError, match="query_codes: shape .* is wanted"):
+        OPS.yoso_attention_backward(*tensors, good[:, :, :0], good, 3, False, 2, 0)
+
+
+def test_weighted_bucket_sum_names_shapes_as_given():
+    codes, values = random_codes(3), torch.ones(2, 3, 17, 1)
+    probed, weights = codes[..., None], torch.ones(*codes.shape, 1)
+    rest = 8, 0, None
+    assert OPS.weighted_bucket_sum(probed, probed, values, weights, None, *rest).isfinite().all()
+    shape = re.escape(str(tuple(codes.shape)))
+    with pytest.raises(ValueError, match=f"key_codes must have shape .* got {shape}"):
+        OPS.weighted_bucket_sum(probed, codes, values, weights, None, *rest)
+    with pytest.raises(ValueError, match=f"query_weights must have the shape .* got {shape}"):
+        OPS.weighted_bucket_sum(probed, probed, values, weights[..., 0], None, *rest)
 
 
 # ---------------------------------------------------------------- torch.compile
