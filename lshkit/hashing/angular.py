@@ -20,7 +20,7 @@ from lshkit.hash_functions import (
     make_parameters,
     parameter_shape,
 )
-from lshkit.hashing.family import HashFamily, holds, integer_power, squared_norms
+from lshkit.hashing.family import SLACK, HashFamily, holds, integer_power, squared_norms
 from lshkit.typing import ArrayOrTensor, Seed
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class _AngularFamily(HashFamily):
     n_bits: int
     parameters: NDArray[np.float32]
     directional = True
+    _farthest = np.pi
 
     def __init__(self, n_features: int, n_bits: int, n_hashes: int, *, seed: Seed = None) -> None:
         self._set_sizes(MAX_BITS, n_features=n_features, n_bits=n_bits, n_hashes=n_hashes)
@@ -257,7 +258,8 @@ class _AngularFamily(HashFamily):
         Parameters
         ----------
         cosine : array or tensor
-            Real numbers from -1 to 1; values beyond, from rounding, are clipped.
+            Real numbers from -1 to 1; those up to 0.01 beyond, from rounding, are clipped.
+            ValueError for others.
 
         Returns
         -------
@@ -266,9 +268,14 @@ class _AngularFamily(HashFamily):
         """
         torch = checks.torch_of(cosine=cosine)
         given = checks.to_numpy(checks.array("cosine", cosine, torch), torch)
-        negative = np.clip(-np.asarray(given, np.float64), -1, 1)
-        probability = integer_power(np.arccos(negative) / np.pi, self.n_bits)
-        return like(torch, np.asarray(probability))[0]
+        given = np.asarray(given, np.float64)
+        beyond = np.abs(given) > 1 + SLACK
+        if beyond.any():
+            raise ValueError(f"cosine must be from -1 to 1, got {given[beyond][0]}")
+        return like(torch, np.asarray(self._of_cosine(given)))[0]
+
+    def _of_cosine(self, cosine: np.ndarray) -> np.ndarray:
+        return integer_power(np.arccos(np.clip(-cosine, -1, 1)) / np.pi, self.n_bits)
 
     def _quick_pairs(
         self,
@@ -284,7 +291,7 @@ class _AngularFamily(HashFamily):
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             cosine = products / norms
         left = np.flatnonzero(~(np.abs(cosine) <= _CLOSE))  # also where norms are NaN
-        return self.probability_of_cosine(cosine), left
+        return self._of_cosine(cosine), left
 
     def row_norms(self, x: np.ndarray) -> np.ndarray:
         sums = squared_norms(x)  # NaN where the type of the rows does not hold norms or products

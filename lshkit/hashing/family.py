@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FORMAT = 1  # of to_arrays
+SLACK = 0.01  # that angles and cosines may be beyond their ends by rounding: of bfloat16 2^-7
 _PAIR_NUMBERS = 2**16  # of gathered rows at a time: they stay in cache
 FAMILIES: dict[str, type[HashFamily]] = {}  # class name to class, filled as they are defined
 
@@ -54,6 +55,7 @@ class HashFamily:
     _sizes: tuple[str, ...] = ("n_features", "n_bits", "n_hashes")
     _settings: tuple[str, ...] = ()
     _numbers: tuple[str, ...] = ("parameters",)
+    _farthest = np.inf  # the largest distance that there is
     directional = False  # whether only a row's direction matters, which a row of zeros has not
 
     n_features: int
@@ -160,7 +162,8 @@ class HashFamily:
         Parameters
         ----------
         distance : array or tensor
-            Real numbers >= 0; negative ones are a ValueError.
+            Real numbers >= 0; angles to pi, or by rounding 0.01 beyond, which counts as pi.
+            ValueError for others.
 
         Returns
         -------
@@ -172,6 +175,8 @@ class HashFamily:
         given = np.asarray(given, np.float64)
         if (given < 0).any():
             raise ValueError(f"distance must be >= 0, got {np.nanmin(given)}")
+        if (given > self._farthest + SLACK).any():
+            raise ValueError(f"distance must be an angle from 0 to pi, got {np.nanmax(given)}")
         return like(torch, np.asarray(self._probability(given)))[0]
 
     def collision_probability(self, x: ArrayOrTensor, y: ArrayOrTensor) -> ArrayOrTensor:

@@ -136,6 +136,16 @@ def test_probability_of_cosine(family, n_bits):
     assert hasher.probability_of_cosine(0.0) == 0.5**n_bits
     with pytest.raises(TypeError, match="cosine must hold real numbers"):
         hasher.probability_of_cosine(["a"])
+    for beyond in (1.02, -np.inf):
+        with pytest.raises(ValueError, match=f"cosine must be from -1 to 1, got {beyond}"):
+            hasher.probability_of_cosine([0.5, beyond, np.nan])
+    ends = hasher.probability_of_distance(np.float32([0, np.pi, np.nan]))  # 9e-8 above pi
+    np.testing.assert_array_equal(ends, [1, 0, np.nan])
+    for beyond in (3.16, np.inf):
+        with pytest.raises(
+            ValueError, match=f"distance must be an angle from 0 to pi, got {beyond}"
+        ):
+            hasher.probability_of_distance([1.0, beyond, np.nan])
 
 
 def test_probability_of_cosine_of_tensors():

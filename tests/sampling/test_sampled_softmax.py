@@ -284,7 +284,7 @@ def test_checkpointing(sparse, use_reentrant):
         loss = make(n_samples=30, n_bits=3, sparse=sparse, bias=True, rehash_every=2)
         for _ in range(5):
             if checkpointed:
-                value = checkpoint(lambda x: loss(x, target), hidden, use_reentrant=use_reentrant)
+                value = checkpoint(loss, hidden, target, use_reentrant=use_reentrant)
             else:
                 value = loss(hidden, target)
             value.backward()
