@@ -8,6 +8,7 @@ collision probabilities include: a weight 1 / p of a pair of far rows is bounded
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from lshkit import _C, checks
 from lshkit.buckets.pairs import pair_distances
-from lshkit.hashing.family import HashFamily, entry, holds, integer_power
+from lshkit.hashing.family import HashFamily, entry, holds, integer_power, named_row
 from lshkit.typing import ArrayOrTensor, Seed
 
 MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
+_BINS = 2.0**51  # the core adds them to 1.5 2^52 to round them: beyond, 2x has the bins of x
 
 
 class _BinnedFamily(HashFamily):
@@ -26,6 +28,14 @@ class _BinnedFamily(HashFamily):
 
     _core: Callable[..., bool]
     shifts: NDArray[np.float64]
+
+    def _largest_factor(self) -> float:
+        """A bound on how many bins a row moves when it moves by the width or bandwidth."""
+        raise NotImplementedError
+
+    def _largest_bins(self, rows: np.ndarray) -> np.ndarray:
+        """How many bins from the origin rows `(n, d)` are, where that is most: `(n,)`."""
+        raise NotImplementedError
 
     def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -43,20 +53,21 @@ class _BinnedFamily(HashFamily):
         x : array or tensor `(..., n_features)`
             Real numbers of any type; bins are computed in float64.
         check_finite : bool
-            False accepts rows with a NaN or infinity.
+            False accepts rows with a NaN or infinity, and rows beyond 2^51 bins.
 
         Returns
         -------
         codes : uint32 array or tensor `(..., n_hashes)`, like x
-            Bins are exact to the rounding of float64 up to 2^51 in size; beyond that neighbouring
-            bins may coincide. Without the check, the codes of a row with a NaN or infinity are
-            undefined; other rows are not affected.
+            Bins are exact to the rounding of float64. Without the check, the codes of a row with a
+            NaN or infinity, or beyond 2^51 bins, are undefined: any two may be equal. Other rows
+            are not affected.
 
         Raises
         ------
         TypeError, ValueError
             x is no array of real numbers, its last dimension is not n_features, or, named by its
-            number, a row has a NaN or infinity.
+            number, a row has a NaN or infinity or is in a bin 2^51 or farther from the origin. The
+            message says within how many widths of the origin all rows are accepted.
         """
         torch = checks.torch_of(x=x)
         given = checks.to_numpy(self._rows("x", x, torch), torch)
@@ -69,9 +80,39 @@ class _BinnedFamily(HashFamily):
             numbers = (getattr(self, name) for name in self._numbers)
             rows = given.reshape(-1, self.n_features), codes.reshape(-1, self.n_hashes)
             finite = self._core(rows[0], *numbers, rows[1], threads)
-            if check_finite and not finite:
-                self._refuse_non_finite(given, None)  # names the row
+            if check_finite:
+                if not finite:
+                    self._refuse_non_finite(given, None)  # names the row
+                self._check_range("x", given)
         return codes if torch is None else torch.from_numpy(codes)
+
+    @cached_property
+    def _reach(self) -> float:
+        """Widths or bandwidths from the origin within which all rows have bins below 2^51."""
+        return (_BINS - 1) / self._largest_factor()
+
+    @np.errstate(over="ignore", invalid="ignore", under="ignore")
+    def _check_range(self, name: str, x: np.ndarray) -> None:
+        unit = self._settings[0]  # width or bandwidth
+        reach = self._reach * float(np.min(getattr(self, unit)))
+        # The norm of all rows at once, in one pass, is nearly always enough; float32 holds squares.
+        if reach > 1e-15 and np.vdot(x, x) <= reach * reach:
+            return
+        rows = x.reshape(-1, self.n_features)
+        norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
+        far = np.flatnonzero(~(norms <= reach))
+        step = max(1, 2**20 // self.shifts.size)
+        for first in range(0, len(far), step):
+            some = far[first : first + step]
+            bins = self._largest_bins(rows[some].astype(np.float64))
+            beyond = np.flatnonzero(~(bins < _BINS - 1))
+            if len(beyond):
+                row = named_row(some[beyond[0]], x.shape[:-1])
+                raise ValueError(
+                    f"{name} must be less than 2^51 = 2.3e15 bins from the origin, as all rows "
+                    f"within {self._reach:.2g} {unit}s of it are, {row} is {bins[beyond[0]]:.2g} "
+                    "bins away: subtract a centre from all rows"
+                )
 
     def _check_shifts(self) -> None:
         if not ((self.shifts >= 0) & (self.shifts < 1)).all():
@@ -174,6 +215,12 @@ class EuclideanLSH(_BinnedFamily):
         self._restore_numbers(arrays, directions, np.float64)
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
         self._check_shifts()
+
+    def _largest_factor(self) -> float:
+        return float(np.linalg.norm(self.directions, axis=-1).max()) * self.width
+
+    def _largest_bins(self, rows: np.ndarray) -> np.ndarray:
+        return np.abs(rows @ self.directions.reshape(-1, self.n_features).T).max(1)
 
     def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if self.p == 1:
@@ -305,6 +352,12 @@ class RandomBinning(_BinnedFamily):
             raise ValueError("scales must be > 0")
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
         self._check_shifts()
+
+    def _largest_factor(self) -> float:
+        return float((self.scales * self.bandwidth).max())
+
+    def _largest_bins(self, rows: np.ndarray) -> np.ndarray:
+        return np.max(np.abs(rows) * self.scales.max(0), 1)
 
     def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         h = self.bandwidth

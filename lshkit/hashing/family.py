@@ -45,6 +45,12 @@ def holds(sums: np.ndarray) -> np.ndarray:
     return (sums > limits.tiny / limits.eps**1.5) & (sums < limits.max)
 
 
+def named_row(index: int, leading: tuple[int, ...]) -> str:
+    """What messages call the row of this number among rows with these leading dimensions."""
+    row = tuple(int(i) for i in np.unravel_index(index, leading))
+    return f"row {row[0] if len(row) == 1 else row}" if row else "it"
+
+
 class HashFamily:
     """A set of n_hashes random hash functions of vectors of n_features numbers.
 
@@ -112,12 +118,14 @@ class HashFamily:
         rows = np.isfinite(x).all(-1)
         if rows.all():
             return
-        row = np.argwhere(~rows)[0].tolist()
-        where = f"row {row[0] if len(row) == 1 else tuple(row)}" if row else "it"
+        row = named_row(np.flatnonzero(~rows)[0], x.shape[:-1])
         raise ValueError(
-            f"x must be finite, {where} has a NaN or infinity: take it out, or give "
+            f"x must be finite, {row} has a NaN or infinity: take it out, or give "
             "check_finite=False for an undefined code"
         )
+
+    def _check_range(self, name: str, x: np.ndarray) -> None:
+        """ValueError naming the first of finite rows that are too far off to be hashed."""
 
     def _pairs(self, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """x and y as numpy arrays whose leading dimensions broadcast, and torch if tensors."""

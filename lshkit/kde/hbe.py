@@ -204,7 +204,9 @@ class Buckets:
         self.permuted, self.hasher, self.start, self.stop = permuted, hasher, start, stop
         self.rows = permuted.rows[start:stop]
         self.weights = None if permuted.weights is None else permuted.weights[start:stop]
-        self.tables = HashTables(hasher.hash(self.rows), weights=self.weights)
+        # Rows that are too far for bins share buckets with any: their kernels there are nothing.
+        codes = hasher.hash(self.rows, check_finite=False)
+        self.tables = HashTables(codes, weights=self.weights)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -214,7 +216,7 @@ class Buckets:
         return self.permuted.training.geometry.kernel
 
     def codes(self, queries: np.ndarray) -> np.ndarray:
-        return self.hasher.hash(queries.astype(self.rows.dtype))
+        return self.hasher.hash(queries.astype(self.rows.dtype), check_finite=False)
 
     def weights_of(self, indices: np.ndarray) -> np.ndarray:
         return np.ones(len(indices)) if self.weights is None else self.weights[indices]

@@ -61,10 +61,10 @@ class LSHSampler(InBytes):
     -----
     Rows are given as arrays or tensors `(n, n_features)`; results are of the query's kind. A query
     is `(n_q, n_features)`, or `(n_features,)` for results without the first dimension. Rows and
-    queries that are not finite, and for angular families rows of zeros, raise a ValueError that
-    names the first of them. Tables are built when they are first needed after a change, in time
-    O(n_rows n_hashes). Any number of threads may query a sampler at once, provided that none
-    changes it and `tables` was read before.
+    queries that are not finite, for angular families rows of zeros, and for the others rows too far
+    from the origin for `hash`, raise a ValueError that names the first of them. Tables are built
+    when they are first needed after a change, in time O(n_rows n_hashes). Any number of threads may
+    query a sampler at once, provided that none changes it and `tables` was read before.
     """
 
     hasher: HashFamily
@@ -330,8 +330,10 @@ class LSHSampler(InBytes):
             raise ValueError(f"X must have at least one row, got shape {rows.shape}")
         check_rows("X", rows, direction=self.hasher.directional)
         rows = self._as("X", rows, rows.dtype if dtype is None else dtype)
+        self.hasher._check_range("X", rows)
         weights = None if weights is None else as_weights(weights, len(rows)).copy()
-        return {"rows": np.array(rows), "codes": self.hasher.hash(rows), "weights": weights}
+        codes = self.hasher.hash(rows, check_finite=False)
+        return {"rows": np.array(rows), "codes": codes, "weights": weights}
 
     def _append(self, part: dict[str, Any]) -> Self:
         n = len(part["codes"])
@@ -370,7 +372,9 @@ class LSHSampler(InBytes):
             wanted = f"(n_q, {rows.shape[1]}) or ({rows.shape[1]},)"
             raise ValueError(f"query must have shape {wanted}, got {query.shape[single:]}")
         check_rows("query", query, direction=self.hasher.directional)
-        return self._as("query", query, rows.dtype), single, torch
+        query = self._as("query", query, rows.dtype)
+        self.hasher._check_range("query", query)
+        return query, single, torch
 
     def _as(self, name: str, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """x in the type of the rows and at sizes that can be hashed."""

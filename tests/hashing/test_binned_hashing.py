@@ -118,6 +118,44 @@ def test_other_numbers(make, dtype):
 
 
 @every_family
+@pytest.mark.parametrize("d", [1, 5])
+def test_bins_are_exact_as_far_as_rows_are_accepted(make, d):
+    """x, 2x and -x lie 1e14 bins apart: a code in common by chance is one of 2^32."""
+    hasher = make(d, 500)
+    unit = getattr(hasher, hasher._settings[0])
+    x = np.random.default_rng(0).standard_normal((1, d)) * unit
+    x *= 0.49 * hasher._reach * np.min(unit) / np.linalg.norm(x)
+    codes = hasher.hash(np.concatenate([x, 2 * x, -x, x.astype(np.float32)]))
+    assert not (codes[:1] == codes[1:3]).any()
+
+
+@every_family
+@pytest.mark.parametrize("far", [2.0**60, 1e30, -1e300])
+def test_rows_beyond_exact_bins_are_refused(make, far):
+    hasher = make(2, 500)
+    x = np.zeros((2, 3, 2))
+    x[1, 2, 1] = far
+    unit = hasher._settings[0]
+    wanted = f"less than 2^51 = 2.3e15 bins .* within {hasher._reach:.2g} {unit}s of it"
+    wanted = wanted.replace("^", r"\^").replace("+", r"\+")
+    for dtype in (np.float64, np.float32)[: 1 + (abs(far) < 1e38)]:
+        rows = x.astype(dtype)
+        with pytest.raises(ValueError, match=rf"x must be {wanted} are, row \(1, 2\) is"):
+            hasher.hash(rows)
+        with pytest.raises(ValueError, match=rf"x must be {wanted} are, it is"):
+            hasher.hash(rows[1, 2])
+    codes = hasher.hash(x, check_finite=False)
+    np.testing.assert_array_equal(codes[0], hasher.hash(x[0]))
+
+
+def test_a_feature_of_large_numbers_and_as_large_a_bandwidth():
+    hasher = RandomBinning(2, 9, bandwidth=[1e-6, 1e20], seed=0)
+    small = RandomBinning(2, 9, bandwidth=[1e-6, 1.0], seed=0)
+    x = np.array([[1e-6, 2e20], [3e-6, -1e20]])
+    np.testing.assert_array_equal(hasher.hash(x), small.hash(x / [1, 1e20]))
+
+
+@every_family
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
 def test_non_finite_rows_leave_the_others_alone(make, bad):
     hasher = make(20, 9)
@@ -390,6 +428,8 @@ def test_torch_in_torch_out(make, shape):
         assert codes.shape == (*shape, 5)
         expected = hasher.hash(rows.detach().double().numpy())
         np.testing.assert_array_equal(codes.numpy(), expected)
+    with pytest.raises(ValueError, match="x must be less than 2.51 .* bins from the origin"):
+        hasher.hash(torch.full((2, 7), 1e30))
     probability = hasher.collision_probability(x, torch.ones(7))
     assert probability.dtype == torch.float64
     expected = hasher.collision_probability(x.numpy(), np.ones(7))

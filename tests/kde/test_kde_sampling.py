@@ -113,6 +113,19 @@ def test_families_collide_half_the_time_at_their_distance():
         assert hasher.probability_of_distance(distance) == pytest.approx(0.5, 1e-6)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+@pytest.mark.filterwarnings("ignore:algorithm='hbe' has an expected")
+def test_rows_beyond_exact_bins_are_drawn_from_too(kernel):
+    """Families refuse them; a kernel density of rows near the centre has nothing of them."""
+    rows = np.random.default_rng(0).normal(size=(500, 3))
+    far = np.concatenate([rows, 1e18 * np.sign(rows[:50])])
+    density, of_all = (
+        LSHKernelDensity(kernel, 1.0, algorithm="hbe", random_state=0).fit(x).kernel_mean(rows[:9])
+        for x in (rows, far)
+    )
+    np.testing.assert_allclose(of_all * 550 / 500, density, rtol=0.5)  # rtol=0.1 is asked for
+
+
 def test_sample_size_against_its_own_error():
     spread = np.random.default_rng(0).lognormal(1, 1, 500)
     small, large = (sample_size(spread, 10**6, rtol) for rtol in (0.2, 0.02))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases.sampling import FAMILIES, METHODS, assert_same, clustered
 
-from lshkit.hashing import EuclideanLSH, FastHadamard
+from lshkit.hashing import EuclideanLSH, FastHadamard, RandomBinning
 from lshkit.sampling import LSHSampler
 
 
@@ -43,14 +43,14 @@ def test_lengths_that_float32_does_not_hold(scale):
 
 
 def test_values_that_the_type_of_the_rows_does_not_hold():
-    hasher = EuclideanLSH(6, 2, 4, width=1.0, seed=0)
+    hasher = EuclideanLSH(6, 2, 4, width=1e30, seed=0)
     sampler = LSHSampler(hasher).fit(np.ones((3, 6), np.float32))
     with pytest.raises(ValueError, match="X in float32, the type of the rows, must be finite, row"):
-        sampler.partial_fit(np.full((1, 6), 1e300))
+        sampler.partial_fit(np.full((1, 6), 1e40))
     with pytest.raises(ValueError, match="query in float32, the type of the rows, must be finite"):
-        sampler.union(np.full(6, 1e300))
+        sampler.union(np.full(6, 1e40))
     with pytest.raises(ValueError, match="the rows of other in float32, .* must be finite, row 1"):
-        sampler.merge(LSHSampler(hasher).fit([[1.0] * 6, [1e300] * 6]))
+        sampler.merge(LSHSampler(hasher).fit([[1.0] * 6, [1e40] * 6]))
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -85,6 +85,21 @@ def test_add_then_remove_equals_never_added(weighted):
     assert_same(sampler, without, queries, lambda j: np.where(j < 0, -1, kept[j]))
     sampler.partial_fit(*rows(slice(10, 30)))
     np.testing.assert_array_equal(sampler.indices_[-20:], np.arange(90, 110))  # never used again
+
+
+@pytest.mark.parametrize("make", [EuclideanLSH, RandomBinning])
+def test_rows_beyond_exact_bins_are_refused(make):
+    """Two rows at +-1e18 widths shared all their codes, and were estimated as 268,435,457 rows."""
+    sizes = ((1, 2, 16), {"width": 1.0}) if make is EuclideanLSH else ((1, 16), {"bandwidth": 1.0})
+    hasher = make(*sizes[0], **sizes[1], seed=0)
+    X = np.array([[1.0], [1e18], [-1e18]])
+    sampler = LSHSampler(hasher).fit(X[:1])
+    for call in (sampler.fit, sampler.partial_fit):
+        with pytest.raises(ValueError, match=r"X must be less than 2\^51 .* row 1 is .* bins away"):
+            call(X)
+    for call in (sampler.sample, sampler.union, lambda x: sampler.estimate(x, np.ones(1))):
+        with pytest.raises(ValueError, match=r"query must be less than 2\^51 .* row 0 is"):
+            call(X[2])
 
 
 def test_all_rows_removed():
