@@ -11,6 +11,11 @@ from lshkit.attention.estimators import Estimator
 
 T = TypeVar("T")
 
+CU_SEQLENS_OF_RANKS = (
+    "cu_seqlens must be None with context_parallel: give those of the whole sequence to "
+    "ContextParallel(cu_seqlens=...)"
+)
+
 
 class AcrossRanks(abc.ABC):
     """`context_parallel` of `yoso_attention` and `YosoAttention`: a base class, so that attention
@@ -25,6 +30,10 @@ class AcrossRanks(abc.ABC):
     @abc.abstractmethod
     def checked(self, check: Callable[..., T], *args: Any) -> T:
         """What check returns. An error that it raises is raised on the other ranks, too."""
+
+    @abc.abstractmethod
+    def agree(self, call: str, **options: Any) -> None:
+        """ValueError on all ranks unless each makes this call, with the same options."""
 
     @abc.abstractmethod
     def attend(self, estimator: Estimator, call: Call, causal_offset: int | None) -> Tensor:
@@ -48,3 +57,9 @@ def check_context_parallel(given: Any) -> None:
     if not isinstance(given, AcrossRanks):
         got = type(given).__name__
         raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")
+
+
+def check_values(name: str, x: Tensor) -> None:
+    """ValueError for a tensor without values, which cannot be sent."""
+    if x.is_meta:
+        raise ValueError(f"{name} must hold values with context_parallel, got a tensor on meta")

@@ -5,7 +5,12 @@ from typing import Any
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.across_ranks import AcrossRanks, check_context_parallel
+from lshkit.attention.across_ranks import (
+    CU_SEQLENS_OF_RANKS,
+    AcrossRanks,
+    check_context_parallel,
+    check_values,
+)
 from lshkit.attention.arguments import (
     check_choice,
     check_device,
@@ -118,14 +123,13 @@ def _across_ranks(context_parallel: AcrossRanks, *arguments: Any) -> Tensor:
 
     def checked() -> tuple[Estimator, Call]:
         if cu_seqlens is not None or cu_seqlens_k is not None:
-            raise ValueError(
-                "cu_seqlens must be None with context_parallel: give those of the whole sequence "
-                "to ContextParallel(cu_seqlens=...)"
-            )
+            raise ValueError(CU_SEQLENS_OF_RANKS)
         if context_parallel.cu_seqlens is not None and causal_offset is not None:
             raise ValueError(f"causal_offset must be None with cu_seqlens, got {causal_offset!r}")
         offset = 0 if causal_offset is None else causal_offset
-        return _checked_call(*(*rest, None, None, offset))
+        estimator, call = _checked_call(*(*rest, None, None, offset))
+        check_values("query", call.query)
+        return estimator, call
 
     estimator, call = context_parallel.checked(checked)
     return _like(rest[0], context_parallel.attend(estimator, call, causal_offset))

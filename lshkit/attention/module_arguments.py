@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from lshkit import checks
-from lshkit.attention.arguments import DTYPES, check_dense
+from lshkit.attention.across_ranks import CU_SEQLENS_OF_RANKS, AcrossRanks, check_values
+from lshkit.attention.arguments import DTYPES, autocast_device, check_dense
 from lshkit.attention.estimators import Estimator
 from lshkit.torch_ops.assertions import require
 
 if TYPE_CHECKING:
+    from lshkit.attention.module_decoding import State
     from lshkit.attention.modules import YosoAttention
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
@@ -59,6 +61,60 @@ def checked_learn(learn: Sequence[str], estimator: Estimator) -> tuple[str, ...]
     if "lift_scale" in learn and isinstance(estimator.lift_scale, str):
         raise ValueError("lift_scale must be a number to learn it, got 'auto'")
     return tuple(learn)
+
+
+def checked_call(
+    module: YosoAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    need_weights: bool,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    state: State | None,
+    cu_seqlens: Tensor | None,
+    context_parallel: AcrossRanks | None,
+) -> tuple[bool, Tensor | None]:
+    """is_causal, and yoso_attention's mask, of the arguments of this module's `forward`.
+
+    Raises for what is refused before anything is computed: over ranks all that can be refused.
+    """
+    if need_weights:
+        raise ValueError("need_weights must be False: attention weights are never formed")
+    is_causal = checks.boolean("is_causal", is_causal)
+    check_inputs(module, query, key, value, attn_mask, is_causal)
+    mask = takes_part(key_padding_mask, key)
+    packed = cu_seqlens is not None
+    if context_parallel is not None:
+        if cu_seqlens is not None:
+            raise ValueError(CU_SEQLENS_OF_RANKS)
+        if state is not None:
+            raise ValueError("context_parallel must be None with a state, which one rank holds")
+        packed = context_parallel.cu_seqlens is not None
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            _check_beside_weights(name, x, module.out_proj.weight)
+        if mask is not None and mask.device != key.device:
+            raise ValueError(
+                f"key_padding_mask must be on key's device {key.device}, got {mask.device}"
+            )
+    if packed and (module.conv is not None or state is not None):
+        other = "a state" if module.conv is None else f"conv_window={module.conv_window}"
+        raise ValueError(f"cu_seqlens must be None with {other}: sequences would mix")
+    if cu_seqlens is not None and query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"key must have query's length {query.shape[-2]} with cu_seqlens, got {key.shape[-2]}"
+        )
+    return is_causal, mask
+
+
+def _check_beside_weights(name: str, x: Tensor, weight: Tensor) -> None:
+    """Raises for what no product with the weights can be made of, or none with values."""
+    check_values(name, x)
+    if x.device != weight.device:
+        raise ValueError(f"{name} must be on the module's device {weight.device}, got {x.device}")
+    if x.dtype is not weight.dtype and not torch.is_autocast_enabled(autocast_device(x)):
+        raise TypeError(f"{name} must have the module's dtype {weight.dtype}, got {x.dtype}")
 
 
 def check_inputs(

@@ -21,11 +21,10 @@ from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.module_arguments import (
-    check_inputs,
     check_options,
+    checked_call,
     checked_heads,
     checked_learn,
-    takes_part,
 )
 from lshkit.attention.module_decoding import State, decode, new_cache, new_state
 from lshkit.attention.softmax_cache import SoftmaxCache
@@ -348,19 +347,19 @@ class YosoAttention(nn.Module):
         Returns:
             `(B, N_q, embed_dim)` and None.
         """
-        if need_weights:
-            raise ValueError("need_weights must be False: attention weights are never formed")
-        is_causal = checks.boolean("is_causal", is_causal)
-        arguments = query, key, value, attn_mask, is_causal
-        packed = cu_seqlens is not None
+        arguments = (
+            *(self, query, key, value, key_padding_mask, need_weights, attn_mask, is_causal),
+            *(state, cu_seqlens, context_parallel),
+        )
         if context_parallel is None:
-            check_inputs(self, *arguments)
+            is_causal, mask = checked_call(*arguments)
         else:
             check_context_parallel(context_parallel)
-            context_parallel.checked(check_inputs, self, *arguments)
-            packed = packed or context_parallel.cu_seqlens is not None
+            is_causal, mask = context_parallel.checked(checked_call, *arguments)
+            if self.short_conv is not None or self.conv_window is not None:
+                widths = {"short_conv": self.short_conv, "conv_window": self.conv_window}
+                context_parallel.agree("YosoAttention with short_conv or conv_window", **widths)
         batched = query.dim() == 3
-        mask = takes_part(key_padding_mask, key)
         q, k, v = self._heads(query, key, value)
         if not batched:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
@@ -369,16 +368,7 @@ class YosoAttention(nn.Module):
             hidden = ~mask[:, None, :, None]
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
             q = q.masked_fill(hidden, 0) if query is key else q
-        if packed and (self.conv is not None or state is not None):
-            other = "a state" if self.conv is None else f"conv_window={self.conv_window}"
-            raise ValueError(f"cu_seqlens must be None with {other}: sequences would mix")
-        if cu_seqlens is not None and q.shape[2] != k.shape[2]:
-            raise ValueError(
-                f"key must have query's length {q.shape[2]} with cu_seqlens, got {k.shape[2]}"
-            )
         if state is not None:
-            if context_parallel is not None:
-                raise ValueError("context_parallel must be None with a state, which one rank holds")
             out = decode(self, state, q, k, v, mask, is_causal)
             return (out if batched else out.squeeze(0)), None
         if self.short_conv is not None:

@@ -27,6 +27,8 @@ def disagree(group, options):
     )
     columns = mine.pop("columns", D)
     tensors = [cp.shard(query)[..., :columns], cp.shard(key)[..., :columns], cp.shard(value)]
+    device = mine.pop("device", "cpu")
+    tensors = [x.to(device) for x in tensors]
     if mine.pop("requires_grad", False):
         tensors[0].requires_grad_()
     try:
@@ -219,6 +221,27 @@ def with_wrong_chunks(group):
     cp = ContextParallel(group, layout="head_tail")
     x = torch.randn(1, 4, 8 + 5 * cp.rank, 4)
     yoso_attention(x, x, x, context_parallel=cp)
+
+
+def with_wrong_rows(group):
+    cp = ContextParallel(group, layout="head_tail")
+    cp.gather(torch.randn(8 + 5 * cp.rank, 4))
+
+
+def with_too_many_positions(group):
+    ContextParallel(group).positions(2**70)
+
+
+def with_unknown_device(group):
+    ContextParallel(group).positions(3, device="foo")
+
+
+def with_rows_before(group):
+    ContextParallel(group).neighbours(torch.randn(1, 4, 8, 4), -1, 0)
+
+
+def with_flat_rows(group):
+    ContextParallel(group).neighbours(torch.randn(4, 8, 4), 1, 0)
 
 
 def with_auto_scale(group):

@@ -116,13 +116,59 @@ def module_alone(n):
     return found
 
 
-def wrong_module_call(group):
+REFUSED = {
+    "attn_mask": torch.zeros(10, 10),
+    "need_weights": True,
+    "query": torch.randn(1, 10, 5),
+    "key": torch.randn(1, 10, 32).double(),
+    "value": torch.randn(1, 11, 32),
+    "key_padding_mask": torch.zeros(1, 9, dtype=torch.bool),
+    "cu_seqlens": torch.tensor([0, 10]),
+    "state": object(),
+    "is_causal": "yes",
+    "meta": torch.randn(1, 10, 32, device="meta"),
+}
+
+
+def wrong_module_calls(group, options):
+    """The errors of calls of which rank 0's are refused, by what is wrong."""
     cp = ContextParallel(group)
-    module = YosoAttention(32, 4)
+    module = YosoAttention(32, 4, **options)
     x = torch.randn(1, 10, 32)
+    found = {}
+    for name, wrong in REFUSED.items():
+        given = {"query": x, "key": x, "value": x}
+        if cp.rank == 0:
+            given["query" if name == "meta" else name] = wrong
+        found[name] = _error_of(lambda given=given: module(**given, context_parallel=cp))
+    return found
+
+
+def unlike_modules(group):
+    """The errors of modules and calls that differ on rank 0, by what does."""
+    cp = ContextParallel(group)
+    x = torch.randn(1, 10, 32)
+    first = cp.rank == 0
+    found = {}
+    for name, options in {
+        "short_conv": {"short_conv": 3 if first else 4},
+        "conv_window": {"conv_window": 3 if first else 5},
+        "call": {"conv_window": None if first else 5},
+        "dtype": {"short_conv": 3, "dtype": torch.float64 if first else None},
+        "batch": {"short_conv": 3},
+    }.items():
+        given = x.to(options.get("dtype"))
+        given = given.repeat(2, 1, 1) if name == "batch" and first else given
+        module = YosoAttention(32, 4, seed=0, **options)
+        found[name] = _error_of(lambda module=module, x=given: module(x, x, x, context_parallel=cp))
+    found["before"] = _error_of(lambda: cp.neighbours(x[None], 1 + first, 0))
+    return found
+
+
+def _error_of(call):
     try:
-        module(x, x, x, attn_mask=x if cp.rank == 0 else None, context_parallel=cp)
-    except (TypeError, ValueError, RuntimeError) as error:
+        call()
+    except Exception as error:
         return type(error).__name__, str(error)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from lshkit import checks
-from lshkit.attention.across_ranks import AcrossRanks, T
+from lshkit.attention.across_ranks import AcrossRanks, T, check_values
 from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call, mean_lengths
 from lshkit.attention.estimators import BucketSums, Estimator
@@ -134,9 +134,14 @@ class ContextParallel(AcrossRanks):
     def positions(self, n_rows: int, device: torch.device | str | None = None) -> Tensor:
         """The positions of this rank's rows in a sequence of n_rows, int64, as `shard` cuts it.
 
-        TypeError, ValueError where n_rows is no integer >= 0.
+        TypeError, ValueError where n_rows is no integer from 0 to 2**63 - 1, or device no device
+        that this torch knows.
         """
-        n_rows = checks.integer("n_rows", n_rows, 0)
+        n_rows = checks.integer("n_rows", n_rows, 0, 2**63 - 1)
+        try:
+            device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device must be a device of torch, got {device!r}: {error}") from None
         held = Rows(even_lengths(self.size, n_rows, self.layout), self.layout)
         return torch.cat([torch.arange(a, b, device=device) for a, b, _ in held.chunks[self.rank]])
 
@@ -154,12 +159,15 @@ class ContextParallel(AcrossRanks):
         Differentiable; all ranks must call, with dense tensors of one dtype and the same sizes but
         for the rows: ValueError on all of them otherwise, TypeError for what is no dense tensor.
         """
-        dim = self.checked(_checked_dim, x, dim)
+        dim = self.checked(_checked_rows, x, dim)
         x = x.movedim(dim, 0).resolve_conj().resolve_neg()
         rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
-        description = {"dtype": str(x.dtype), "dim": dim, "sizes beside dim": list(x.shape[1:])}
+        description = {
+            **{"call": "gather", "dtype": str(x.dtype), "device": x.device.type},
+            **{"dim": dim, "sizes beside dim": list(x.shape[1:])},
+        }
         headers = self._agree(description, [_digest(description), len(x), 0, 0, 0])
-        held = Rows([length for _, length, *_ in headers], self.layout)
+        held = Rows([length for _, length, *_ in headers], self.layout, "x")
         plan = fetch_plan(self.rank, held, [[(0, held.total)]] * self.size)
         (out,) = fetch(self._ranks, plan, rows)
         return out.reshape(held.total, *x.shape[1:]).movedim(0, dim)
@@ -172,8 +180,14 @@ class ContextParallel(AcrossRanks):
         outside the sequence, where it starts and stops among the rank's rows, and its first
         position among all. All ranks must call. Differentiable.
         """
-        lengths = self._ranks.all_gather(torch.tensor([x.shape[2]], device=x.device))
-        held = Rows(lengths.flatten().tolist(), self.layout)
+        before, after = self.checked(_checked_window, x, before, after)
+        description = {
+            **{"call": "neighbours", "dtype": str(x.dtype), "device": x.device.type},
+            "batch, heads, features": [*x.shape[:2], x.shape[3]],
+            **{"before": before, "after": after},
+        }
+        headers = self._agree(description, [_digest(description), x.shape[2], 0, 0, 0])
+        held = Rows([length for _, length, *_ in headers], self.layout)
         spans = [[(a - before, b + after) for a, b, _ in chunks if a < b] for chunks in held.chunks]
         plan = fetch_plan(self.rank, held, spans)
         (rows,) = fetch(self._ranks, plan, x)
@@ -197,9 +211,15 @@ class ContextParallel(AcrossRanks):
         """What check returns. An error that it raises is raised on the other ranks, too."""
         try:
             return check(*args)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except Exception as error:
             self._agree({}, [REFUSED, 0, 0, 0, 0], str(error))
             raise
+
+    @torch.compiler.disable(reason="ranks exchange what they agree on")
+    def agree(self, call: str, **options: Any) -> None:
+        """ValueError on all ranks unless each makes this call, with the same options."""
+        description = {"call": call} | options
+        self._agree(description, [_digest(description), 0, 0, 0, 0])
 
     def attend(self, estimator: Estimator, call: Call, causal_offset: int | None) -> Tensor:
         """What `yoso_attention` returns for this rank's rows.
@@ -251,12 +271,14 @@ class ContextParallel(AcrossRanks):
         _, key_heads, _, n_values = call.value.shape
         starts = self.cu_seqlens
         return {
+            "call": "yoso_attention",
             "estimator": estimator.to_dict(),
             "normalize": call.normalize,
             "is_causal": call.is_causal,
             "causal_offset": causal_offset,
             "seed": None if call.seed is None else int(call.seed),
             "dtype": str(call.query.dtype),
+            "device": call.query.device.type,
             "batch, heads, key heads, features, values": [
                 *(batch, heads, key_heads, n_features, n_values)
             ],
@@ -271,7 +293,10 @@ class ContextParallel(AcrossRanks):
         self, description: dict[str, Any], header: list[int], refusal: str | None = None
     ) -> list[list[int]]:
         """All ranks' headers: digest, seed, rows of queries and of keys, and whether it has a
-        mask."""
+        mask.
+
+        description: what must be the same on all ranks, "call" first, which says what it is of.
+        """
         place = torch.device("cpu")
         if "nccl" in str(dist.get_backend(self.group)):
             place = torch.device("cuda", torch.cuda.current_device())
@@ -356,6 +381,21 @@ class ContextParallel(AcrossRanks):
 def _digest(description: dict[str, Any]) -> int:
     text = json.dumps(description, sort_keys=True).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+
+
+def _checked_rows(x: Any, dim: Any) -> int:
+    """The dim of rows that are sent."""
+    dim = _checked_dim(x, dim)
+    check_values("x", x)
+    return dim
+
+
+def _checked_window(x: Any, before: Any, after: Any) -> tuple[int, int]:
+    """How many rows before and after those of x `(B, H, n, D)`."""
+    _checked_rows(x, -1)
+    if x.dim() != 4:
+        raise ValueError(f"x must have shape (B, H, n, D), got {tuple(x.shape)}")
+    return checks.integer("before", before, 0), checks.integer("after", after, 0)
 
 
 def _checked_dim(x: Any, dim: Any) -> int:

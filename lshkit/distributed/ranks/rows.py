@@ -21,10 +21,10 @@ class Rows:
 
     "contiguous": the ranks' rows follow each other. "head_tail": of 2 P chunks, the sizes those of
     `torch.tensor_split`, rank r holds numbers r and 2 P - 1 - r, so that all have as much to do
-    under a causal mask.
+    under a causal mask. name: of what has the rows, for the error of lengths that are none such.
     """
 
-    def __init__(self, lengths: Sequence[int], layout: str) -> None:
+    def __init__(self, lengths: Sequence[int], layout: str, name: str = "query and key") -> None:
         self.lengths = tuple(lengths)
         self.total = sum(self.lengths)
         self.chunks: list[tuple[Chunk, ...]]
@@ -45,7 +45,7 @@ class Rows:
             wanted = size + chunks[1].stop - chunks[1].start
             if length != wanted:
                 raise ValueError(
-                    f"query and key must have {wanted} of the {self.total} rows on rank {rank} "
+                    f"{name} must have {wanted} of the {self.total} rows on rank {rank} "
                     f"with layout='head_tail', got {length}: ContextParallel.shard cuts them so"
                 )
             self.chunks.append(chunks)

@@ -37,11 +37,14 @@ def test_ranks_that_disagree_get_one_error_on_every_rank(ranks, other, name):
     assert "rank 0: " in message and "rank 1: " in message
 
 
-def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks):
-    answers = ranks.run(3, of_ranks.disagree, [{}, {"dropout_p": 0.1}, {}])
-    assert answers[1][0] == "ValueError" and "dropout_p" in answers[1][1]
+@pytest.mark.parametrize(
+    ("other", "words"), [({"dropout_p": 0.1}, "dropout_p"), ({"device": "meta"}, "query")]
+)
+def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks, other, words):
+    answers = ranks.run(3, of_ranks.disagree, [{}, other, {}])
+    assert answers[1][0] == "ValueError" and words in answers[1][1]
     for kind, message in (answers[0], answers[2]):
-        assert kind == "RuntimeError" and "rank 1" in message and "dropout_p" in message
+        assert kind == "RuntimeError" and "rank 1" in message and words in message
 
 
 def test_a_rank_that_ends_is_reported(fresh_ranks):
@@ -82,6 +85,11 @@ def test_the_causal_exchange_holds_its_tables_and_a_piece(fresh_ranks):
         (of_ranks.with_short_starts, "ValueError", "cu_seqlens must go from 0 to the 32 rows"),
         (of_ranks.with_starts_of_the_call, "ValueError", "cu_seqlens must be None"),
         (of_ranks.with_wrong_chunks, "ValueError", "layout='head_tail'"),
+        (of_ranks.with_wrong_rows, "ValueError", "x must have"),
+        (of_ranks.with_too_many_positions, "ValueError", "n_rows must be an integer from 0"),
+        (of_ranks.with_unknown_device, "ValueError", "device must be a device of torch"),
+        (of_ranks.with_rows_before, "ValueError", "before must be an integer >= 0"),
+        (of_ranks.with_flat_rows, "ValueError", "x must have shape"),
         (of_ranks.with_auto_scale, "ValueError", "lift_scale='auto'"),
         (of_ranks.with_a_string, "TypeError", "context_parallel must be a ContextParallel"),
     ],

@@ -50,11 +50,21 @@ def test_packed_sequences_have_no_convolution_and_a_state_one_rank(ranks):
         assert "conv_window=3" in message[0] and "context_parallel" in message[1]
 
 
-def test_a_call_that_one_module_refuses_is_an_error_on_all(ranks):
-    answers = ranks.run(3, of_ranks.wrong_module_call)
-    assert answers[0][0] == "ValueError" and "attn_mask" in answers[0][1]
-    for kind, message in answers[1:]:
-        assert kind == "RuntimeError" and "rank 0" in message and "attn_mask" in message
+# With a convolution rows are sent before attention begins.
+@pytest.mark.parametrize("options", [{}, {"short_conv": 3}, {"conv_window": 3}])
+def test_a_call_that_one_module_refuses_is_an_error_on_all(ranks, options):
+    answers = ranks.run(3, of_ranks.wrong_module_calls, options)
+    for name, (kind, message) in answers[0].items():
+        assert kind in ("TypeError", "ValueError") and name in message, (name, message)
+        told = f"context_parallel: rank 0 refused its arguments: {message}"
+        assert [x[name] for x in answers[1:]] == [("RuntimeError", told)] * 2
+
+
+def test_modules_that_differ_are_an_error_on_all(ranks):
+    answers = ranks.run(3, of_ranks.unlike_modules)
+    assert answers == answers[:1] * 3
+    for name, (kind, message) in answers[0].items():
+        assert kind == "ValueError" and message.startswith(name), (name, message)
 
 
 def test_the_keyword_is_documented():
