@@ -41,6 +41,8 @@ def attend(cp, case):
     if masked:
         generator = torch.Generator().manual_seed(1)
         mask = torch.rand(key.shape[0], key.shape[2], generator=generator) < 0.7
+    if (unread := case.pop("masked_keys", None)) is not None:
+        key.transpose(1, 2)[~mask] = unread
     cu_seqlens = case.pop("cu_seqlens", None)
 
     def own(x, dim=-2):

@@ -265,6 +265,9 @@ class _TableSums(torch.autograd.Function):
             for part in _parts(inputs, functions, plan.n_slots, outs):
                 _backward_hard(ranks, plan, part)
             return None, None, grad_value.to(value.dtype), None, grad_planes, *(None,) * 4
+        if key_mask is not None:  # whatever such keys hold, NaN included, it reaches no gradient
+            unmasked = inputs.key.masked_fill(~key_mask[:, None, :, None], 0)
+            inputs = inputs._replace(key=unmasked)
         grad_query, grad_key = torch.zeros_like(inputs.query), torch.zeros_like(inputs.key)
         grad_sharpness = torch.zeros_like(sharpness)
         outs += [(grad_query, True), (grad_key, False)]

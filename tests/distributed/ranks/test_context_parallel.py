@@ -140,6 +140,26 @@ def test_rows_with_a_nan_change_no_other_row(ranks):
     check(ranks, 3, cases)
 
 
+def test_masked_keys_reach_no_gradient(ranks):
+    generator = torch.Generator().manual_seed(0)
+    learnt = {"planes": torch.randn(6, 8, 5, 16, generator=generator), "sharpness": torch.ones(6)}
+    cases = [
+        {
+            "estimator": replace(SOFT, hasher="hyperplane"),
+            "exchange": "tables",
+            "is_causal": causal,
+            "parameters": learnt,
+            "masked": True,
+            "masked_keys": value,
+        }
+        for causal in (False, True)
+        for value in (torch.inf, torch.nan)
+    ]
+    check(ranks, 3, cases)
+    (results,) = [x for _, x in ranks.run(3, of_ranks.attend_all, cases[:1])[0]]
+    assert all((x != 7.0).all() for x in results)  # nor is there a NaN, which 7 stands for
+
+
 def test_rules_of_lengths_go_by_the_whole_sequence(ranks):
     # The expectation is cheaper up to 6 n_hashes rows: 48, 192 and, packed, a mean of 33.
     cases = [
