@@ -4,6 +4,7 @@ try:
     import dask.array as da
     from dask.base import is_dask_collection
     from dask.delayed import Delayed, delayed
+    from dask.layers import ArrayChunkShapeDep
     from distributed import Client, default_client
 except ImportError as error:
     raise ImportError(
@@ -11,4 +12,12 @@ except ImportError as error:
         name="dask",
     ) from error
 
-__all__ = ["Client", "Delayed", "da", "default_client", "delayed", "is_dask_collection"]
+__all__ = [
+    "ArrayChunkShapeDep",
+    "Client",
+    "Delayed",
+    "da",
+    "default_client",
+    "delayed",
+    "is_dask_collection",
+]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lshkit.distributed.dask._dask import (
+    ArrayChunkShapeDep,
     Client,
     Delayed,
     da,
@@ -113,6 +114,15 @@ def check_array(X: Any) -> da.Array:
     return X
 
 
+def check_length(rows: Any, n: int) -> None:
+    """ValueError unless a block has n rows: `map_blocks` does not ask what a function returns."""
+    if len(rows) != n:
+        raise ValueError(
+            f"X must have the rows that its chunks say: {n} in this block, got {len(rows)} "
+            "(X.compute_chunk_sizes() sets the chunks to what blocks have)"
+        )
+
+
 def is_dataframe(X: Any) -> bool:
     """Whether X is a Dask dataframe. Imports nothing: where it is one, it has been."""
     return is_dask_collection(X) and hasattr(X, "columns") and hasattr(X, "npartitions")
@@ -167,7 +177,7 @@ def mapped(function: Callable[..., Any], common: Any, blocks: RowBlocks) -> list
     boxed = da.blockwise(
         Boxed(function, common),
         "ij",
-        *(X, "ij"),
+        *(X, "ij", ArrayChunkShapeDep(X.chunks), "ij"),
         *(() if weights is None else (weights, "i")),
         adjust_chunks={"i": 1, "j": 1},
         dtype=object,
@@ -184,7 +194,8 @@ class Boxed:
     def __init__(self, function: Callable[..., Any], common: Any) -> None:
         self.function, self.common = Aligned(function), common
 
-    def __call__(self, rows: Any, weights: Any = None) -> np.ndarray:
+    def __call__(self, rows: Any, shape: tuple[int, ...], weights: Any = None) -> np.ndarray:
+        check_length(rows, shape[0])
         box = np.empty((1, 1), object)
         box[0, 0] = self.function(self.common, rows, weights)
         return box

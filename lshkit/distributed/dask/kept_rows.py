@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from lshkit.distributed.dask._dask import Client, Delayed
-from lshkit.distributed.dask.blocks import RowBlocks, results_of
+from lshkit.distributed.dask.blocks import RowBlocks, check_length, results_of
 from lshkit.distributed.dask.tasks import constant, task
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.arguments import as_rows, as_weights
@@ -18,12 +18,13 @@ from lshkit.kde.calibration import N_HELD_OUT
 class Rows:
     """The rows of a block, checked: those of the pilot last.
 
-    places: where the pilot's rows were. weights: float64 or None.
+    n: how many there must be. places: where the pilot's rows were. weights: float64 or None.
     """
 
     def __init__(
-        self, template: BaseEstimator, X: Any, weights: Any, places: np.ndarray, kernel: str
+        self, template: BaseEstimator, X: Any, weights: Any, n: int, places: np.ndarray, kernel: str
     ) -> None:
+        check_length(X, n)
         if len(X) == 0:
             X = np.empty((0, template.n_features_in_))
         else:
@@ -110,7 +111,8 @@ def kept_rows(
     ends, made = np.cumsum(lengths), []
     for i, (begin, end) in enumerate(zip(ends - lengths, ends, strict=True)):
         places = picked[(picked >= begin) & (picked < end)] - begin
-        made.append(make(common, blocks.rows[i], blocks.weights[i], places, template.kernel))
+        block = blocks.rows[i], blocks.weights[i], lengths[i]
+        made.append(make(common, *block, places, template.kernel))
     made = list(client.persist(made))
     largest = results_of(client, [x.largest_weight() for x in made])  # raises what rows raised
     return KeptRows(made, lengths, max(largest))

@@ -10,7 +10,14 @@ from scipy.special import logsumexp
 from lshkit import checks
 from lshkit.buckets.draw import as_seed
 from lshkit.distributed.dask._dask import Client, Delayed, is_dask_collection
-from lshkit.distributed.dask.blocks import client_of, lengths_of, results_of, row_blocks, tree
+from lshkit.distributed.dask.blocks import (
+    check_length,
+    client_of,
+    lengths_of,
+    results_of,
+    row_blocks,
+    tree,
+)
 from lshkit.distributed.dask.tasks import constant, task
 from lshkit.hashing.family import HashFamily
 from lshkit.sampling import LogPartition, LSHSampler, PartitionSampler, log_partition
@@ -98,7 +105,8 @@ class DaskLSHSampler:
         if len(kept) == 0:
             raise ValueError("X must have at least one row, got none")
         for i in kept:
-            shards.append(make(hasher, blocks.rows[i], blocks.weights[i], int(begins[i])))
+            places = int(begins[i]), int(ends[i])
+            shards.append(make(hasher, blocks.rows[i], blocks.weights[i], *places))
         shards = list(client.persist(shards))
         results_of(client, [x.n_rows for x in shards])  # raises what rows raised
         return shards, ends[kept].tolist()
@@ -257,7 +265,8 @@ class Draws(NamedTuple):
     keys: np.ndarray
 
 
-def _shard(hasher: HashFamily, rows: Any, weights: Any, begin: int) -> LSHSampler:
+def _shard(hasher: HashFamily, rows: Any, weights: Any, begin: int, end: int) -> LSHSampler:
+    check_length(rows, end - begin)
     sampler = LSHSampler(hasher)
     sampler._next = begin
     weights = None if weights is None else np.asarray(weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lshkit.distributed.dask._dask import Client
-from lshkit.distributed.dask.blocks import RowBlocks, results_of
+from lshkit.distributed.dask.blocks import RowBlocks, check_length, results_of
 from lshkit.distributed.dask.tasks import task
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import as_rows, as_weights, of_unit_size
@@ -42,7 +42,7 @@ def widths_of(
     ):
         some = places[(places >= begin) & (places < end)] - begin
         if len(some) or weights is not None:
-            tasks.append(take(rows, weights, some))
+            tasks.append(take(rows, weights, int(end - begin), some))
     found = results_of(client, tasks)
     X = as_rows(LSHKernelDensity(), np.concatenate([x for x, *_ in found]), True, "gaussian")
     if blocks.weights[0] is None:
@@ -61,9 +61,10 @@ def _factor(effective: float, of_sample: float, n_features: int) -> float:
 
 
 def _take(
-    rows: object, weights: object, places: np.ndarray
+    rows: object, weights: object, n: int, places: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None, float, float]:
-    """Some rows of a block and their weights; the sum of all weights and of their squares."""
+    """Some of a block's n rows and their weights; the sum of all weights and of their squares."""
+    check_length(rows, n)
     some = np.asarray(rows)[places]
     if weights is None:
         return some, None, 0.0, 0.0

@@ -158,6 +158,7 @@ def test_bad_input(client):
     bad = X.copy()
     bad[1111] = np.inf
     rows = blocks(X, CHUNKS)
+    short = rows.map_blocks(lambda x: x[:9], meta=X[:0])
     for error, arguments, message in [
         (TypeError, (X,), "X must be a Dask array or dataframe"),
         (ValueError, (rows.rechunk((100, 3)),), "X must be chunked by rows alone"),
@@ -168,6 +169,7 @@ def test_bad_input(client):
         (TypeError, (rows, WEIGHTS), "weights must be a Dask array like X"),
         (ValueError, (rows, blocks(WEIGHTS, CHUNKS)[1:]), "weights must have shape"),
         (ValueError, (rows[:0],), "X must have at least one row"),
+        (ValueError, (short,), "X must have .*: 100 in this block, got 9"),
     ]:
         with pytest.raises(error, match=message):
             sampler.fit(*arguments)

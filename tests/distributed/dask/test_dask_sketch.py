@@ -180,6 +180,19 @@ def test_sketches_that_forget_have_no_parameters():
             DaskKernelDensity(**ANGULAR).set_params(**{name: 0.1})
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"algorithm": "auto"}, {"algorithm": "brute", "kernel": "gaussian", "bandwidth": "scott"}],
+    ids=["sketch", "auto", "rule"],
+)
+def test_blocks_that_are_shorter_than_chunks_say(parameters, client):
+    density = DaskKernelDensity(**ANGULAR | parameters, client=client)
+    short = blocks(X, 999).map_blocks(lambda x: x[:600], meta=X[:0])
+    for weights in (None, blocks(WEIGHTS + 1, 999)):
+        with pytest.raises(ValueError, match="X must have .*: 999 in this block, got 600"):
+            density.fit(short, sample_weight=weights)
+
+
 @pytest.mark.parametrize("algorithm", ["bucket_sum", "auto"])
 def test_rows_that_cannot_be(algorithm, client):
     density = DaskKernelDensity(**ANGULAR, client=client).set_params(algorithm=algorithm)
