@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from lshkit.kde.pilot import Pilot
     from lshkit.kde.training import Training
 
-MAX_DRAWS = 256
+# At least: fewer draws tell too little of their own variance, and one tells nothing.
+MIN_DRAWS, MAX_DRAWS = 4, 256
 MOST_DISTANCE = 1e30  # for which families have widths: of rows that no kernel reaches
 TRIAL_DRAWS = 64
 # Costs in rows (what brute force spends on one): of a draw, of hashing a query by one hash.
@@ -67,7 +68,7 @@ class HashedDraws(ExactFarQueries):
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
         spread = spread_of_trials(terms, 1.0) * pilot.counted(pilot.sums.log())
-        n_draws = min(sample_size(spread, MAX_DRAWS * 64, rtol), MAX_DRAWS)
+        n_draws = min(max(sample_size(spread, MAX_DRAWS * 64, rtol), MIN_DRAWS), MAX_DRAWS)
         settings = {
             "n_projections": n_projections,
             "distance": distance,

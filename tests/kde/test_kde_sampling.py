@@ -346,6 +346,18 @@ def test_hbe_of_angles_where_most_rows_are_equal():
 
 
 @pytest.mark.filterwarnings("ignore:algorithm=")
+@pytest.mark.parametrize("rtol", [0.5, 1.0])
+def test_hbe_states_an_error_where_one_draw_would_do(rtol):
+    rng = np.random.default_rng(0)
+    X, queries = rng.normal(size=(5000, 2)), rng.normal(size=(1000, 2))
+    options = {"kernel": "angular", "n_bits": 8, "rtol": rtol, "random_state": 0}
+    density = LSHKernelDensity(algorithm="hbe", **options).fit(X)
+    mean, std = density.kernel_mean(queries, return_std=True)
+    exact = LSHKernelDensity(**options | {"rtol": 0}).fit(X).kernel_mean(queries)
+    assert np.isfinite(std).all()
+    assert (np.abs(mean - exact) > 3 * std).mean() <= 0.027  # as promised, and 3 deviations
+
+
 def test_hbe_of_tight_clusters():
     """Its width is that of the clusters, not of what is between them."""
     rng = np.random.default_rng(0)

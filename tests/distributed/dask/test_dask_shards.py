@@ -87,6 +87,14 @@ def test_rtol_is_of_the_total_and_errors_are_stated(order, algorithm, client):
         assert density.algorithm_ in (algorithm, f"brute, {algorithm}")
 
 
+def test_hbe_states_an_error_where_a_small_shard_needs_few_draws(client):
+    X, queries = (np.random.default_rng(i).normal(size=(5000, 2)) for i in range(2))
+    density = DaskKernelDensity("angular", n_bits=8, algorithm="hbe", random_state=0, client=client)
+    density.fit(blocks(X, (873, 2453, 1080, 594)))
+    _, std = compute(client, *density.kernel_mean(blocks(queries, 5000), return_std=True))
+    assert np.isfinite(std).all()
+
+
 def test_unbiased_over_shards(client):
     """The mean of estimates over seeds is the exact mean, and their spread what is stated."""
     X, queries = SHUFFLED[:8000], QUERIES[:20]
