@@ -85,6 +85,7 @@ def row_blocks(X: Any, sample_weight: Any = None, weights_name: str = "sample_we
                 f"{weights_name} must have shape {X.shape[:1]}, one for each row, got "
                 f"{sample_weight.shape}"
             )
+        _check_weights(weights_name, sample_weight)
         sample_weight = sample_weight.rechunk(X.chunks[:1])
         weights = sample_weight.to_delayed().tolist()
     arrays = X, sample_weight
@@ -114,6 +115,13 @@ def check_array(X: Any) -> da.Array:
     return X
 
 
+def _check_weights(name: str, weights: Any) -> None:
+    """TypeError for a dtype that holds no real numbers. A series of objects may hold some."""
+    dtype = getattr(weights, "dtype", None)
+    if dtype is not None and dtype.kind not in "fiubO":
+        raise TypeError(f"{name} must hold real numbers, got dtype {dtype}")
+
+
 def check_length(rows: Any, n: int) -> None:
     """ValueError unless a block has n rows: `map_blocks` does not ask what a function returns."""
     if len(rows) != n:
@@ -124,8 +132,9 @@ def check_length(rows: Any, n: int) -> None:
 
 
 def is_dataframe(X: Any) -> bool:
-    """Whether X is a Dask dataframe. Imports nothing: where it is one, it has been."""
-    return is_dask_collection(X) and hasattr(X, "columns") and hasattr(X, "npartitions")
+    """Whether X is a Dask dataframe, no series. Imports nothing: where it is one, it has been."""
+    has_columns = hasattr(X, "columns") and hasattr(X, "npartitions")
+    return is_dask_collection(X) and has_columns and X.ndim == 2
 
 
 def _frame_blocks(X: Any, sample_weight: Any, weights_name: str) -> RowBlocks:
@@ -142,6 +151,7 @@ def _frame_blocks(X: Any, sample_weight: Any, weights_name: str) -> RowBlocks:
                 f"{weights_name} must have the {X.npartitions} partitions of X, got "
                 f"{sample_weight.npartitions}"
             )
+        _check_weights(weights_name, sample_weight)
         weights = list(np.ravel(sample_weight.to_delayed()))
     for column, column_dtype in X.dtypes.items():
         if column_dtype.kind not in "fiub" and column_dtype != np.dtype(object):

@@ -384,6 +384,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             is_mean = log_norm is None
             parts: list[Any] = [score(sent, x, return_std, is_mean) for x in blocks.rows]
         else:
+            assert self._kept is not None
+            client_of(self._kept.client)  # of a closed one the shards are gone
             made = self._prepare()
             batch_size = checks.integer("batch_size", self.batch_size, 1)
             scale = scores.Scale(made.log_weight, log_norm, made.least_error, return_std)
@@ -425,6 +427,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         if hasattr(self, "n_samples_seen_"):
             raise TypeError(
-                "a fitted DaskKernelDensity belongs to its client: pickle to_local(), or save it"
+                "a fitted DaskKernelDensity belongs to its client: pickle to_local(), or call "
+                "to_local().save(path)"
             )
         return super().__getstate__() | {"client": None}

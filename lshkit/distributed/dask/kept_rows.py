@@ -64,6 +64,7 @@ class KeptRows(NamedTuple):
     blocks: list[Delayed]
     lengths: list[int]
     largest_weight: float
+    client: Client  # whose workers they are on
 
     @property
     def n_rows(self) -> int:
@@ -71,7 +72,8 @@ class KeptRows(NamedTuple):
 
     def joined(self, other: KeptRows) -> KeptRows:
         largest = max(self.largest_weight, other.largest_weight)
-        return KeptRows(self.blocks + other.blocks, self.lengths + other.lengths, largest)
+        blocks, lengths = self.blocks + other.blocks, self.lengths + other.lengths
+        return KeptRows(blocks, lengths, largest, other.client)
 
     def pilot_rows(self, client: Client) -> np.ndarray:
         """At most about N_HELD_OUT of the pilot's rows, as many of each block as it has of all."""
@@ -115,7 +117,7 @@ def kept_rows(
         made.append(make(common, *block, places, template.kernel))
     made = list(client.persist(made))
     largest = results_of(client, [x.largest_weight() for x in made])  # raises what rows raised
-    return KeptRows(made, lengths, max(largest))
+    return KeptRows(made, lengths, max(largest), client)
 
 
 def template_of(

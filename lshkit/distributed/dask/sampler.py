@@ -127,7 +127,11 @@ class DaskLSHSampler:
         float64 where any of them is.
         """
         client = self._fitted()
-        indices = checks.array("indices", indices, kinds="iu", wanted="integers").reshape(-1)
+        if isinstance(indices, (list, tuple)) and not indices:
+            indices = np.empty(0, np.int64)  # NumPy makes floats of none
+        indices = checks.array("indices", indices, kinds="iu", wanted="integers")
+        if indices.ndim != 1:
+            raise ValueError(f"indices must have shape (n,), got {indices.shape}")
         if len(indices) and not (0 <= indices.min() and indices.max() < self.n_rows):
             bad = indices[(indices < 0) | (indices >= self.n_rows)][0]
             raise ValueError(f"indices must be from 0 to {self.n_rows - 1}, got {bad}")

@@ -128,6 +128,9 @@ def test_dataframes(client):
         density.fit(parts, sample_weight=dd.from_pandas(series, npartitions=3))
     with pytest.raises(TypeError, match="sample_weight must be a Dask series"):
         density.fit(parts, sample_weight=series)
+    for call in (density.fit(parts).kernel_mean, density.fit):
+        with pytest.raises(TypeError, match="X must be a Dask array or dataframe, got Series"):
+            call(parts["a"])
     dates = frame.assign(b=pd.Timestamp("2020-01-01"))
     for given, column in ((dates, "'b' of dtype datetime64"), (frame.astype(str), "'a' of dtype")):
         with pytest.raises(TypeError, match=f"X must hold real numbers, got column {column}"):
@@ -212,6 +215,7 @@ def test_rows_that_cannot_be(algorithm, client):
         (ValueError, unknown, None, r"unknown chunk sizes.*X.compute_chunk_sizes\(\)"),
         (ValueError, rows, weights[1:], r"sample_weight must have shape \(5000,\)"),
         (ValueError, rows, weights[rows[:, 0] > 0], "sample_weight must have shape"),
+        (TypeError, rows, 1j * weights, "sample_weight must hold real numbers, got dtype complex"),
         (ValueError, rows, 0 * weights, "sample_weight must not be all zero"),
         (ValueError, rows, -weights, "sample_weight must be >= 0"),
         (ValueError, rows[:0], None, "X must have at least one row"),
@@ -254,8 +258,14 @@ def test_no_client_no_workers(client):
         with Client(cluster, set_as_default=False) as lonely:
             with pytest.raises(ValueError, match="client must have workers"):
                 DaskKernelDensity(**ANGULAR, client=lonely).fit(rows)
+            cluster.scale(1)
+            lonely.wait_for_workers(1)
+            density = DaskKernelDensity(algorithm="brute", client=lonely).fit(rows)
     with pytest.raises(ValueError, match="client must be connected to a scheduler, it is closed"):
         DaskKernelDensity(**ANGULAR, client=lonely).fit(rows)
+    with pytest.raises(ValueError, match="client must be connected to a scheduler, it is closed"):
+        density.client = client  # which has none of the rows
+        density.kernel_mean(rows)
 
 
 def test_contract_of_scikit_learn(client):
@@ -278,5 +288,5 @@ def test_contract_of_scikit_learn(client):
     with pytest.raises(NotFittedError):
         density.to_local()
     density.fit(blocks(X, 999))
-    with pytest.raises(TypeError, match=r"belongs to its client: pickle to_local\(\)"):
+    with pytest.raises(TypeError, match=r"pickle to_local\(\), or call to_local\(\).save"):
         pickle.dumps(density)
