@@ -70,8 +70,16 @@ def bits_of(estimator: BaseEstimator, most: int) -> int:
     return checks.integer("n_bits", estimator.n_bits, 1, most)
 
 
-def check_as_sketched(estimator: BaseEstimator, sketch: Sketch, n_bits: int) -> None:
-    """ValueError unless the parameters are those of the sketch to which rows are to be added."""
+def check_as_earlier(estimator: BaseEstimator, sketch: Sketch | None, n_bits: int) -> None:
+    """ValueError unless the parameters go with the earlier rows, which a sketch holds or none."""
+    if (sketch is None) != keeps_rows(estimator.algorithm):
+        wanted = "not be" if sketch is None else "be"
+        raise ValueError(
+            f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch stores "
+            f"none), got {estimator.algorithm!r}: use fit"
+        )
+    if sketch is None:
+        return
     held = {
         "kernel": sketch.geometry.kernel,
         "n_bits": sketch.n_bits,

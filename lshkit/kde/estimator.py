@@ -20,7 +20,7 @@ from lshkit.kde.arguments import (
     as_queries,
     as_rows,
     as_weights,
-    check_as_sketched,
+    check_as_earlier,
     check_mergeable,
     check_parameters,
     core_threads,
@@ -212,25 +212,15 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
         streams = not keeps_rows(self.algorithm)
-        if not first and (self._kde_sketch is not None) != streams:
-            wanted = "be" if self._kde_sketch is not None else "not be"
-            raise ValueError(
-                f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch "
-                f"stores none), got {self.algorithm!r}: use fit"
-            )
-        if not first and self._kde_sketch is not None:
-            check_as_sketched(self, self._kde_sketch, n_bits)
+        if not first:
+            check_as_earlier(self, self._kde_sketch, n_bits)
         X = as_rows(self, X, first, self.kernel)
         weights = as_weights(sample_weight, len(X), part or not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str) and (streams or all_rows):  # before anything is kept
                 bandwidths.check_rows(widths, X, of_unit_size(weights))
-            seed = random_of(self.random_state).randint(2**31 - 1)
-            self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
-            self._kde_sketch = self._kde_method = None
-            self._kde_picked = self._kde_fitted = None
-            self._kde_lock = threading.RLock()  # of the method, which queries may make anew
+            self._begin(random_of(self.random_state).randint(2**31 - 1))
         if streams:
             with core_threads(self.n_jobs):
                 self._add_to_sketch(X, weights, widths, n_bits)
@@ -241,6 +231,13 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
             self._kde_method = self._kde_picked = None
         return self
+
+    def _begin(self, seed: int) -> None:
+        """As before the first rows."""
+        self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
+        self._kde_sketch = self._kde_method = None
+        self._kde_picked = self._kde_fitted = None
+        self._kde_lock = threading.RLock()  # of the method, which queries may make anew
 
     def _add_to_sketch(
         self, X: np.ndarray, weights: np.ndarray | None, widths: str | np.ndarray, n_bits: int

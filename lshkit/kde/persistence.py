@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -197,11 +196,7 @@ def _restore(cls: type[Density], stored: Archive | _DensityOf) -> Density:
     own: dict[str, Any] = {x: arrays[f"parameter.{x}"] for x in listed}
     estimator = cls(**header["parameters"], **own)
     _check(estimator, d)
-    estimator._kde_seed = checks.integer("seed", header["seed"], 0, 2**31 - 2)
-    estimator._kde_sketch = estimator._kde_method = None
-    estimator._kde_picked = estimator._kde_fitted = None
-    estimator._kde_rows, estimator._kde_weights = [], []
-    estimator._kde_lock = threading.RLock()
+    estimator._begin(checks.integer("seed", header["seed"], 0, 2**31 - 2))
     estimator.n_features_in_, estimator.n_samples_seen_ = d, n
     if "feature_names" in arrays:
         estimator.feature_names_in_ = _split(arrays["feature_names"], d)

@@ -17,7 +17,7 @@ from lshkit.kde.arguments import (
     as_queries,
     as_weights,
     bits_of,
-    check_as_sketched,
+    check_as_earlier,
     check_n_jobs,
     check_tolerance,
     core_threads,
@@ -208,14 +208,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         first = not hasattr(self, "n_samples_seen_")
         self._check_parameters()
         streams = self.algorithm == "bucket_sum"
-        if not first and (self._regression_sketch is not None) != streams:
-            wanted = "not be" if streams else "be"
-            raise ValueError(
-                f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch stores "
-                f"none), got {self.algorithm!r}: use fit"
-            )
-        if not first and self._regression_sketch is not None:
-            check_as_sketched(self, self._regression_sketch, self._bits())
+        if not first:
+            check_as_earlier(self, self._regression_sketch, self._bits())
         options = dict(reset=first, order="C", dtype=[np.float64, np.float32])
         X, y = detached("X", X), detached("y", y)
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, **options)
