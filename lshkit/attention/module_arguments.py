@@ -92,8 +92,13 @@ def checked_call(
         if state is not None:
             raise ValueError("context_parallel must be None with a state, which one rank holds")
         packed = context_parallel.cu_seqlens is not None
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            _check_beside_weights(name, x, module.out_proj.weight)
+        whole = module.in_proj_weight
+        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+        inputs = zip(("query", "key", "value"), (query, key, value), weights, strict=True)
+        for name, x, weight in inputs:
+            own = weight if whole is None else whole
+            assert own is not None
+            _check_beside_weights(name, x, own)
         if mask is not None and mask.device != key.device:
             raise ValueError(
                 f"key_padding_mask must be on key's device {key.device}, got {mask.device}"

@@ -259,7 +259,8 @@ class SampledMeans:
     So the rows with the most weight or the most outlying values are no part of it: every query
     reads them all. And no error is less than the standard deviation of the other values over the
     root of the rows that were met, or than their range over that number (what was not met has about
-    one row's mass), whichever is less; values count by their weights there.
+    one row's mass), whichever is less, times the share of the weight that is not of outlying rows.
+    Values count by their weights there.
 
     spread `(n_outputs,)`: standard deviation of the values. rtol: times it, the standard error
     wanted.
@@ -290,11 +291,11 @@ class SampledMeans:
         weights = np.ones(n_rows) if training.weights is None else training.weights
         changes = weights[:, None] * (values - np.average(values, axis=0, weights=weights))
         outlying = _outlying(changes, weights, spread, min(OUTLYING, n_rows // 8))
-        changes /= weights[~outlying].mean()
         self.outlying = rows_of(np.flatnonzero(outlying))
         order = order[~outlying[order]]
-        self.n, others = len(order), changes[order]  # of what is sampled
-        self.spread, self.range = others.std(axis=0), np.ptp(others, axis=0)
+        self.n, others, own = len(order), changes[order], weights[order]  # of what is sampled
+        self.spread = others.std(axis=0) / np.sqrt(np.mean(own**2))
+        self.range = np.ptp(others, axis=0) / own.mean()
         self.segments, self.ends, first, last = [], [], 0, FIRST
         while last <= self.n // 2:
             self.segments.append(rows_of(order[first:last]))
@@ -377,7 +378,9 @@ class SampledMeans:
         met = (known + sample).effective()[:, None]
         with np.errstate(invalid="ignore", divide="ignore"):
             least = np.minimum(self.spread / np.sqrt(met), self.range / met)
-            least = least * np.sqrt(1 - last / self.n)
+            share = outlying.first[:, :1] / whole.first[:, :1]  # of the weight, known exactly
+            share = share * factor(outlying.shift, whole.shift)[:, None]
+            least = least * (1 - share) * np.sqrt(1 - last / self.n)
             errors = deviation * scale / whole.first[:, :1]
             return means, np.maximum(errors, least)
 

@@ -13,12 +13,16 @@ from lshkit.reference.attention import (
     yoso_forward,
 )
 from lshkit.reference.buckets import (
+    as_probes,
+    below,
     bucket_sum,
     collision_counts,
     collisions,
     draw,
+    probe_weights,
     random_words,
     visible,
+    weighted_sum,
 )
 from lshkit.reference.code_cache import StepOptions, code_keys, code_step
 from lshkit.reference.hashing import (
@@ -31,6 +35,7 @@ from lshkit.reference.hashing import (
     feature_bins,
     hadamard_projections,
     hash,
+    hyperplane_projections,
     lift,
     projection_bins,
     projections,
@@ -43,6 +48,8 @@ from lshkit.reference.hashing import (
 from lshkit.reference.kernel_sums import kernel_sums, leave_one_out, log_kernel, partition_sums
 from lshkit.reference.lsh_attention import (
     bert_lsh_forward,
+    exact_pairs,
+    inclusion_probability,
     key_centre,
     lsh_attention_backward,
     lsh_attention_forward,
@@ -53,8 +60,10 @@ from lshkit.reference.soft_attention import soft_attention_backward, soft_attent
 __all__ = [
     "StepOptions",
     "angle",
+    "as_probes",
     "attention_backward",
     "attention_forward",
+    "below",
     "bert_lsh_forward",
     "bin_codes",
     "bucket_sum",
@@ -67,11 +76,14 @@ __all__ = [
     "cosine_probability",
     "cosine_probability_slope",
     "draw",
+    "exact_pairs",
     "expected_backward",
     "expected_forward",
     "feature_bins",
     "hadamard_projections",
     "hash",
+    "hyperplane_projections",
+    "inclusion_probability",
     "kernel_sums",
     "key_centre",
     "leave_one_out",
@@ -81,6 +93,7 @@ __all__ = [
     "lsh_attention_forward",
     "lsh_attention_sums",
     "partition_sums",
+    "probe_weights",
     "projection_bins",
     "projections",
     "random_parameters",
@@ -92,6 +105,7 @@ __all__ = [
     "unit_projections",
     "visible",
     "walsh_hadamard",
+    "weighted_sum",
     "yoso_backward",
     "yoso_forward",
 ]

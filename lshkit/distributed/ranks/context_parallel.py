@@ -187,7 +187,7 @@ class ContextParallel(AcrossRanks):
             **{"before": before, "after": after},
         }
         headers = self._agree(description, [_digest(description), x.shape[2], 0, 0, 0])
-        held = Rows([length for _, length, *_ in headers], self.layout)
+        held = Rows([length for _, length, *_ in headers], self.layout, "x")
         spans = [[(a - before, b + after) for a, b, _ in chunks if a < b] for chunks in held.chunks]
         plan = fetch_plan(self.rank, held, spans)
         (rows,) = fetch(self._ranks, plan, x)
