@@ -1,0 +1,139 @@
+"""LSHKernelRegressor(algorithm="random"): predictions and stated errors of samples."""
+
+import numpy as np
+import pytest
+from cases.regression import problem
+
+from lshkit.kde import LSHKernelRegressor, value_sums
+from lshkit.reference import log_kernel
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["normal", "clusters", "copies", "heavy"])
+def test_samples_have_the_stated_error(name, weighted):
+    """Over seeds: unbiased, the error as large as stated, and at most rtol of the targets'."""
+    rows, values, queries = problem(name)
+    weights = np.random.default_rng(6).uniform(0.2, 2, len(rows)) if weighted else None
+    options = dict(bandwidth=0.8, rtol=0.1)
+    exact = LSHKernelRegressor(algorithm="brute", **options).fit(rows, values, weights)
+    exact, runs = exact.predict(queries), 24
+    got, std = np.empty((2, runs, *exact.shape))
+    for seed in range(runs):
+        model = LSHKernelRegressor(algorithm="random", random_state=seed, **options)
+        got[seed], std[seed] = model.fit(rows, values, weights).predict(queries, return_std=True)
+    error = got - exact
+    assert not error[std == 0].any()
+    sampled = (std > 0).all(axis=(0, 2))
+    assert sampled.sum() >= 10
+    error, std = error[:, sampled], std[:, sampled]
+    # The queries of a run share its sample: means over queries are compared over runs.
+    of_runs = (error / values.std(axis=0)).mean(axis=1)
+    assert (np.abs(of_runs.mean(axis=0)) < 4 * of_runs.std(axis=0, ddof=1) / np.sqrt(runs)).all()
+    assert (np.abs(error) > 3 * std).mean() < 0.015
+    observed, stated = (np.sqrt((x**2).mean(axis=(0, 1))) for x in (error, std))
+    assert (stated / observed > 0.8).all() and (stated / observed < 1.5).all()
+    assert (observed < 0.1 * values.std(axis=0)).all()
+
+
+def test_a_sample_is_the_formula(monkeypatch):
+    """112 outlying rows, 64 of history and 64 of the sample, which stands for 660 others too."""
+    monkeypatch.setattr(value_sums, "FIRST", 64)
+    monkeypatch.setattr(value_sums, "MIN_EFFECTIVE", 2)
+    rows, values, queries = problem("normal", n=900, n_queries=5)
+    weights = np.random.default_rng(6).uniform(0.2, 2, 900)
+    options = dict(bandwidth=1.5, algorithm="random", rtol=100.0, random_state=0)
+    model = LSHKernelRegressor(**options).fit(rows, values, weights)
+    got = model.predict(queries, return_std=True)
+    order = np.random.default_rng([model._regression_seed, 1]).permutation(900)
+    average = np.average(values, axis=0, weights=weights)
+    spread = np.sqrt(np.average((values - average) ** 2, axis=0, weights=weights))
+    far = weights * np.hypot(1, (np.abs(values - average) / spread).max(axis=1))
+    outlying = far >= np.sort(far)[-112]
+    order = order[~outlying[order]]
+    history, sample = order[:64], order[64:128]
+    terms = weights * np.exp(log_kernel("gaussian", queries, rows, 1.5))
+    copies = np.zeros(900)
+    copies[outlying], copies[history], copies[sample] = 1, 1, 724 / 64
+    total = (copies * terms).sum(axis=1, keepdims=True)
+    mean = (copies * terms) @ values / total
+    residuals = terms[:, sample, None] * (values[sample] - mean[:, None])
+    variance = 724**2 * (1 - 64 / 724) * residuals.var(axis=1, ddof=1) / 64
+    assert np.allclose(got[0], mean, rtol=0, atol=1e-3)  # distances of samples are float32
+    changes, own = (weights[:, None] * (values - average))[order], weights[order]
+    met = terms[:, order[:128]]
+    met = (met.sum(axis=1) ** 2 / (met**2).sum(axis=1))[:, None]
+    deviation = changes.std(axis=0) / np.sqrt((own**2).mean())
+    least = np.minimum(deviation / np.sqrt(met), np.ptp(changes, axis=0) / own.mean() / met)
+    least *= 1 - terms[:, outlying].sum(axis=1, keepdims=True) / total
+    wanted = np.maximum(np.sqrt(variance) / total, least * np.sqrt(1 - 128 / 788))
+    assert np.allclose(got[1], wanted, rtol=1e-2)
+
+
+def test_a_few_rows_that_agree_are_not_believed():
+    """29 rows carry the weight; those that a history holds mostly have equal targets."""
+    rows, values = np.random.default_rng(0).normal(size=(16384, 4)) + 30, np.zeros(16384)
+    rows[:29], values[:3] = 0, 1.0
+    exact = LSHKernelRegressor(bandwidth=2.0, algorithm="brute").fit(rows, values)
+    for seed in range(4):
+        model = LSHKernelRegressor(bandwidth=2.0, algorithm="random", random_state=seed)
+        got, std = model.fit(rows, values).predict(np.zeros((1, 4)), return_std=True)
+        assert got == exact.predict(np.zeros((1, 4))) and std == 0
+
+
+def test_a_query_that_needs_all_rows_gets_them():
+    rows, values, _ = problem("normal")
+    alone = np.array([[8.0, 8.0, 0.0, 0.0]])  # a few rows carry all its weight
+    model = LSHKernelRegressor(bandwidth=0.8, algorithm="random", random_state=0)
+    got, std = model.fit(rows, values).predict(alone, return_std=True)
+    exact = LSHKernelRegressor(bandwidth=0.8, algorithm="brute").fit(rows, values)
+    assert np.array_equal(got, exact.predict(alone)) and not std.any()
+
+
+def test_auto_samples_many_rows_where_that_is_faster():
+    rows, values, _ = problem("normal")
+    for n, options, wanted in (
+        (16384, {}, "brute"),
+        (20_000, {}, "random"),
+        (20_000, dict(bandwidth=0.1), "brute"),
+        (20_000, dict(rtol=0), "brute"),
+        (20_000, dict(kernel="tophat"), "brute"),
+    ):
+        keep = np.arange(n) % len(rows)
+        model = LSHKernelRegressor(random_state=0, **options).fit(rows[keep], values[keep])
+        assert model.algorithm_ == wanted
+
+
+@pytest.mark.parametrize("n_positive", [4, 20, 80])
+def test_samples_that_miss_a_rare_class_state_an_error(n_positive):
+    """What none of m rows is may be 3 / m of all with a probability of 5 %: one sample in twenty
+    may be off by three errors, in all queries at once."""
+    rng = np.random.default_rng(0)
+    rows, queries, values = rng.normal(size=(20_000, 4)), rng.normal(size=(50, 4)), np.zeros(20_000)
+    values[rng.choice(20_000, n_positive, replace=False)] = 1
+    wanted = LSHKernelRegressor(bandwidth=1.2, algorithm="brute").fit(rows, values).predict(queries)
+    ratios = []
+    for seed in range(20):
+        model = LSHKernelRegressor(bandwidth=1.2, algorithm="random", random_state=seed)
+        means, errors = model.fit(rows, values).predict(queries, return_std=True)
+        assert (np.abs(means - wanted) <= 1e-9)[errors == 0].all()
+        ratios.append(np.abs(means - wanted)[errors > 0] / errors[errors > 0])
+    assert (np.concatenate(ratios) > 3).mean() <= 0.05
+
+
+@pytest.mark.parametrize("n_heavy, weight", [(1, 1e5), (6, 1e4), (60, 100), (600, 100)])
+def test_samples_that_miss_the_heaviest_rows_state_an_error(n_heavy, weight):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(20_000, 4)), rng.normal(size=(50, 4)) / 2
+    values, weights = np.sin(2 * rows[:, 0]) + rng.normal(size=20_000), np.ones(20_000)
+    weights[rng.choice(20_000, n_heavy, replace=False)] = weight
+    exact = LSHKernelRegressor(bandwidth=1.2, algorithm="brute").fit(rows, values, weights)
+    wanted, beyond, stated, observed = exact.predict(queries), [], [], []
+    for seed in range(6):
+        model = LSHKernelRegressor(bandwidth=1.2, algorithm="random", random_state=seed)
+        means, errors = model.fit(rows, values, weights).predict(queries, return_std=True)
+        beyond.append(np.abs(means - wanted) > 3 * errors + 1e-9)
+        stated.append(errors)
+        observed.append(means - wanted)
+    assert np.mean(beyond) <= 0.02
+    stated, observed = (np.sqrt(np.mean(np.square(x))) for x in (stated, observed))
+    assert 0.8 < stated / observed < 1.7

@@ -1,0 +1,126 @@
+"""LSHKernelRegressor(algorithm="bucket_sum"): predictions and stated errors of sketches."""
+
+import pickle
+
+import numpy as np
+import pytest
+from cases.regression import QUERIES, ROWS, SKETCHES, VALUES, WEIGHTS, plain, problem, sketch
+
+from lshkit.kde import LSHKernelRegressor
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_sketch_is_the_formula_of_equal_codes(name):
+    model = sketch(name, n_hashes=8).fit(ROWS, VALUES, WEIGHTS)
+    inner = model._regression_sketch
+    equal = inner.codes(QUERIES)[:, None] == inner.codes(ROWS)  # of each hash
+    chance = 0 if name == "angular" else 2.0**-8
+    terms = (equal - chance).mean(axis=2) * WEIGHTS
+    wanted = terms @ VALUES / terms.sum(axis=1, keepdims=True)
+    got, std = model.predict(QUERIES, return_std=True)
+    near = np.isfinite(std[:, 0])
+    assert near.sum() > 20
+    wanted = np.clip(wanted, VALUES.min(axis=0), VALUES.max(axis=0))
+    assert np.allclose(got[near], wanted[near], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+@pytest.mark.parametrize("data", ["normal", "clusters", "copies", "heavy"])
+def test_sketches_have_the_stated_error(name, data):
+    rows, values, queries = problem(data, n=2000, n_queries=20)
+    options = SKETCHES[name]
+    bandwidth, n_bits = options.get("bandwidth", 1.0), options["n_bits"]
+    exact = plain(options["kernel"], queries, rows, values, bandwidth, n_bits)
+    runs = 40
+    got, std = np.empty((2, runs, *exact.shape))
+    for seed in range(runs):
+        model = sketch(name, random_state=seed, n_hashes=128).fit(rows, values)
+        got[seed], std[seed] = model.predict(queries, return_std=True)
+    known = np.isfinite(std).all(axis=(0, 2))
+    error, std = (got - exact)[:, known], std[:, known]
+    assert known.sum() >= 8
+    # A ratio is biased by about its variance: small beside the error of a run.
+    of_runs = (error / values.std(axis=0)).mean(axis=1)
+    assert (np.abs(of_runs.mean(axis=0)) < 4 * of_runs.std(axis=0, ddof=1) / np.sqrt(runs)).all()
+    ratio = np.sqrt((std**2).mean(axis=(0, 1)) / (error**2).mean(axis=(0, 1)))
+    assert (ratio > 0.7).all() and (ratio < 1.6).all()
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_streamed_parts_are_the_whole_in_constant_memory(name):
+    whole = sketch(name).fit(ROWS, VALUES, WEIGHTS)
+    stream, sizes = sketch(name), set()
+    for part in np.array_split(np.arange(700), 7):
+        stream.partial_fit(ROWS[part], VALUES[part], WEIGHTS[part])
+        sizes.add(len(pickle.dumps(stream)) // 1000)
+    assert len(sizes) == 1 and stream.n_samples_seen_ == 700
+    for a, b in zip(*(x.predict(QUERIES, return_std=True) for x in (whole, stream)), strict=True):
+        known = np.isfinite(a)
+        assert np.allclose(a[known], b[known], rtol=0, atol=1e-9)
+
+
+def test_sketch_predicts_the_mean_where_it_finds_noise():
+    model = sketch("laplacian", bandwidth=0.5).fit(ROWS, VALUES)
+    got, std = model.predict(QUERIES + 100, return_std=True)
+    nowhere = np.isinf(std[:, 0])
+    assert nowhere.mean() > 0.8
+    assert np.allclose(got[nowhere], VALUES.mean(axis=0))
+    assert (got >= VALUES.min(axis=0)).all() and (got <= VALUES.max(axis=0)).all()
+    one = sketch("angular", n_hashes=1).fit(ROWS, VALUES).predict(QUERIES, return_std=True)[1]
+    assert np.isinf(one).all()
+
+
+def test_hashes_that_agree_are_not_exact():
+    """Of rows so far apart that a query meets one or none, or whose targets are mostly equal."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(50, 32)), rng.normal(size=(200, 32))
+    targets = rng.normal(size=50)
+    for values, n_bits in ((targets, 12), (targets > 1, 8)):
+        exact = plain("angular", queries, rows, values[:, None].astype(float), 1.0, n_bits)[:, 0]
+        model = sketch("angular", n_bits=n_bits, n_hashes=32).fit(rows, values.astype(float))
+        got, std = model.predict(queries, return_std=True)
+        known = np.isfinite(std)
+        assert known.sum() > 90 and (std > 0).all()
+        ratio = np.sqrt(((got - exact)[known] ** 2).mean() / (std[known] ** 2).mean())
+        assert 0.7 < ratio < 1.6
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+@pytest.mark.parametrize(("of_values", "of_weights"), [(200, 0), (-200, 0), (0, 160), (0, -200)])
+def test_units_of_targets_and_weights_do_not_matter(name, of_values, of_weights):
+    wanted = sketch(name).fit(ROWS, VALUES, WEIGHTS).predict(QUERIES, return_std=True)
+    model = sketch(name).fit(ROWS, VALUES * 10.0**of_values, WEIGHTS * 10.0**of_weights)
+    for a, b in zip(model.predict(QUERIES, return_std=True), wanted, strict=True):
+        assert np.allclose(a / 10.0**of_values, b, rtol=1e-9)
+
+
+def test_sketches_refuse_rows_beyond_float64_in_bandwidths():
+    model = LSHKernelRegressor("laplacian", 1e-300, algorithm="bucket_sum")
+    message = r"X must lie within 1.8e\+308 bandwidths of 0 .*in row 0, feature 0"
+    with pytest.raises(ValueError, match=message):
+        model.fit(1e10 + ROWS, VALUES)
+    model.fit(ROWS, VALUES)
+    with pytest.raises(ValueError, match=message):
+        model.predict(1e10 + QUERIES)
+
+
+def test_parameters_that_a_sketch_cannot_follow_are_refused():
+    model = sketch("angular").fit(ROWS, VALUES)
+    with pytest.raises(ValueError, match="kernel must be 'angular', as for the earlier rows"):
+        model.set_params(kernel="laplacian").partial_fit(ROWS, VALUES)
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [((1, 1), (1, 1e155)), ((1, 1e-300), (1, 1e9)), ((1, 1), (1e200, 1))],
+    ids=["weights", "tiny weights", "targets"],
+)
+def test_a_sketch_refuses_rows_of_another_scale(first, later):
+    X, y = np.random.default_rng(0).standard_normal((2, 40, 3))
+    y = y[:, 0]
+    model = LSHKernelRegressor("laplacian", 4.0, algorithm="bucket_sum", random_state=0)
+    model.fit(X, first[0] * y, np.full(40, first[1]))
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="must be less than 2.* times as large as in the first ro"):
+        model.partial_fit(X, later[0] * y, np.full(40, float(later[1])))
+    np.testing.assert_array_equal(model.predict(X), before)
