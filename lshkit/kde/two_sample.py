@@ -126,7 +126,7 @@ def two_sample_test(
     ------
     TypeError, ValueError
         Arguments of the wrong type, shape or range; rows that are not finite, or for the angular
-        kernel 0.
+        kernel 0; frames whose columns differ in name or order.
 
     Examples
     --------
@@ -203,6 +203,11 @@ def _pooled(X: Rows, Y: Rows, kernel: str) -> tuple[np.ndarray, int]:
     if samples[0].shape[1] != samples[1].shape[1]:
         features = " and ".join(str(x.shape[1]) for x in samples)
         raise ValueError(f"X and Y must have the same number of features, got {features}")
+    names = (rows.columns if hasattr(rows, "columns") else () for rows in (X, Y))
+    for i, (mine, other) in enumerate(zip(*names, strict=False)):
+        if mine != other:
+            got = f"{mine!r} and {other!r} as column {i}"
+            raise ValueError(f"X and Y must have the same columns in the same order, got {got}")
     return np.concatenate(samples), len(samples[0])
 
 

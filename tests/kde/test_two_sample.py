@@ -339,6 +339,18 @@ def test_bad_arguments(options, message):
         two_sample_test(*samples(), **options)
 
 
+def test_frames_are_compared_by_columns():
+    pd = pytest.importorskip("pandas")
+    X, Y = samples()
+    frames = [pd.DataFrame(x, columns=list("abcde")) for x in (X, Y)]
+    options = dict(n_permutations=20, random_state=0)
+    wanted = two_sample_test(X, Y, **options)
+    assert two_sample_test(*frames, **options) == wanted == two_sample_test(frames[0], Y, **options)
+    message = "same columns in the same order, got 'b' and 'c' as column 1"
+    with pytest.raises(ValueError, match=message):
+        two_sample_test(frames[0], frames[1][list("acbde")], **options)
+
+
 def test_bad_rows():
     X, Y = samples()
     for rows in (X[:1], X[:0], X[0], X * np.nan, X + np.inf):
