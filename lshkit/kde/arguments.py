@@ -136,7 +136,7 @@ def detached(name: str, value: Any) -> Any:
     and objects, which it refuses, stay as they are.
 
     TypeError for what scikit-learn would convert to numbers without a word: dates, times, strings
-    of digits, what a mask hides.
+    of digits, what a mask hides; and for what is no array, of which its error names no argument.
     """
     torch = checks.torch_of(**{name: value})
     if torch is None and hasattr(value, "iloc") and hasattr(value, "columns"):
@@ -151,14 +151,28 @@ def detached(name: str, value: Any) -> Any:
     if torch is None:
         found = checks.array(name, value, kinds="fiubcO")
         checks.refuse_words(name, value, found)
+        if found.dtype == object and not (value is None or found.ndim or hasattr(value, "shape")):
+            raise TypeError(f"{name} must hold real numbers, got a {type(value).__name__}")
         named = hasattr(value, "columns")
         return value if named or found.dtype == object or isinstance(value, np.ndarray) else found
     value = checks.array(name, value, torch).detach()
     return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
 
 
+def detached_rows(name: str, value: Any) -> Any:
+    """`detached`, of two dimensions: scikit-learn's error about others names no argument."""
+    value = detached(name, value)
+    if np.ndim(value) != 2:
+        got = "None" if value is None else f"shape {np.shape(value)}"
+        raise ValueError(
+            f"{name} must be (n, n_features), got {got}. Reshape your data: reshape(-1, 1) makes "
+            "rows of one feature, reshape(1, -1) one row"
+        )
+    return value
+
+
 def as_rows(estimator: BaseEstimator, X: Rows, reset: bool, kernel: str) -> np.ndarray:
-    X = detached("X", X)
+    X = detached_rows("X", X)
     X = validate_data(estimator, X, reset=reset, order="C", dtype=[np.float64, np.float32])
     if kernel == "angular" and has_zero_row(X):
         raise ValueError("X has a row of zeros, which has no angle")

@@ -23,7 +23,7 @@ BLOCK = 2**21  # numbers in memory for a block of pairs
 
 
 def log_mean(estimator: LSHKernelDensity, X: Tensor) -> Tensor:
-    """log of the kernel mean of the rows of X, with gradients; float64 inside, the type of X out.
+    """log of the kernel mean of the rows of X, float64, with gradients.
 
     Blocks of pairs are computed again for the gradient, so that memory stays a block's. Where two
     rows coincide, distances have the gradient 0.
@@ -59,7 +59,7 @@ def log_mean(estimator: LSHKernelDensity, X: Tensor) -> Tensor:
         args = queries, keys, weights.log(), geometry, direct
         parts.append(checkpoint(_log_sum, *args, use_reentrant=False))
     result = _log_sum_exp(torch.stack(parts), 0) - math.log(training.total)
-    return torch.where(result > -1e299, result, -math.inf).to(X.dtype)
+    return torch.where(result > -1e299, result, -math.inf)
 
 
 def _scaled(X: Tensor, geometry: Geometry) -> Tensor:

@@ -22,15 +22,17 @@ from lshkit.kde.arguments import (
     check_tolerance,
     core_threads,
     detached,
+    detached_rows,
     of_unit_size,
     random_of,
 )
 from lshkit.kde.fitted import FittedEstimator
 from lshkit.kde.geometry import Geometry, has_zero_row
+from lshkit.kde.sampled_means import SampledMeans
 from lshkit.kde.sketch import SKETCH_BITS
 from lshkit.kde.training import LEAST, training_of
 from lshkit.kde.value_sketch import ValueSketch
-from lshkit.kde.value_sums import ExactMeans, SampledMeans
+from lshkit.kde.value_sums import ExactMeans
 from lshkit.typing import FloatArray, RandomState, Rows
 
 if TYPE_CHECKING:
@@ -178,12 +180,12 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         TypeError, ValueError
             Parameters of the wrong type, out of range or that do not go together; rows, targets or
             weights of a wrong shape or not finite; rows of zeros with the angular kernel; a rule
-            for the bandwidth with fewer than two rows or a feature that does not vary.
+            for the bandwidth with fewer than two rows or a feature that does not vary. What was
+            fitted before stays.
         """
-        for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_regression")]:
-            delattr(self, name)
-        self._add(X, y, sample_weight, all_rows=True)
-        self._method  # noqa: B018  made ready
+        with self._fitted_anew("_regression"):
+            self._add(X, y, sample_weight, all_rows=True)
+            self._method  # noqa: B018  made ready
         return self
 
     def partial_fit(self, X: Rows, y: Rows, sample_weight: Rows | None = None) -> Self:
@@ -211,7 +213,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         if not first:
             check_as_earlier(self, self._regression_sketch, self._bits())
         options = dict(reset=first, order="C", dtype=[np.float64, np.float32])
-        X, y = detached("X", X), detached("y", y)
+        X, y = detached_rows("X", X), detached("y", y)
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, **options)
         if self.kernel == "angular" and has_zero_row(X):
             raise ValueError("X has a row of zeros, which has no angle")
@@ -379,11 +381,12 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         ------
         NotFittedError
             Before any rows were added.
-        ValueError
-            X with another number of features than the fitted rows, not finite, or with a row of
-            zeros for the angular kernel; after `partial_fit` also a bandwidth that does not suit
-            all rows.
+        TypeError, ValueError
+            return_std that is no bool; X with another number of features than the fitted rows, not
+            finite, or with a row of zeros for the angular kernel; after `partial_fit` also a
+            bandwidth that does not suit all rows.
         """
+        return_std = checks.boolean("return_std", return_std)
         method, (offset, unit, mean) = self._means
         X = as_queries(self, X, method.geometry.kernel)
         size = checks.integer("batch_size", self.batch_size, 1)

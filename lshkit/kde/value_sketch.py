@@ -45,15 +45,18 @@ class ValueSketch(Sketch):
         self, X: np.ndarray, weights: np.ndarray | None, values: np.ndarray
     ) -> None:
         weights = np.ones(len(X)) if weights is None else weights
+        counted = weights > 0
+        if not counted.all():
+            X, weights, values = X[counted], weights[counted], values[counted]
+        if len(X) == 0:
+            return
         weights = self._in_units("sample_weight", weights, self.weight_exponent, 400)
         values = self._in_units("y", values, self.exponents, 250)
         columns = np.column_stack([weights, weights[:, None] * (values - self.offset)])
         for part, codes in self.codes_by_chunk(X):
             self.table.add(codes, columns[part])
-        counted = values[weights > 0]
-        if len(counted):
-            self.low = np.minimum(self.low, counted.min(axis=0))
-            self.high = np.maximum(self.high, counted.max(axis=0))
+        self.low = np.minimum(self.low, values.min(axis=0))
+        self.high = np.maximum(self.high, values.max(axis=0))
         self.totals = self.totals + columns.sum(axis=0)
         self.squared_values = self.squared_values + weights @ (values - self.offset) ** 2
         self.squared_weights += float(weights @ weights)

@@ -1,4 +1,4 @@
-"""Kernel sums of rows with values, numerator and denominator of a regression: exact or sampled.
+"""Kernel sums of rows with values, numerator and denominator of a regression.
 
 The core sums weights >= 0. Values are therefore counted from a number in their middle and split by
 sign; weights w |y| give the sums of a sign, w sqrt |y| those of squares that an error takes.
@@ -12,17 +12,13 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from lshkit.kde import kernels
-from lshkit.kde.geometry import ROUNDING, Geometry
-from lshkit.kde.sums import EXACT, SAMPLED, Sums
+from lshkit.kde.geometry import Geometry
+from lshkit.kde.sums import EXACT, Sums
 from lshkit.kde.training import Training
 
 SINGLE = 1e-5  # error of a log kernel for rows in float32, whose own rounding moves it as much
 FEW = 256  # rows, up to which all is float64: some microseconds a query, and right to 1e-15
-FIRST, GROWTH = 2048, 2  # rows of the first segment of a sample; where the next one ends, over that
-MIN_EFFECTIVE = 96  # rows, (sum t)^2 / sum t^2, below which a sample says little of its error
 LEAST_VALUE = 2.0**-60  # over the largest of its pass, so that float32 holds its square
-OUTLYING = 512  # rows with the largest weights or most outlying values, which every query reads
-SAFETY = 1.25  # times the rows that a history foretells
 
 
 class Moments:
@@ -54,9 +50,11 @@ class Moments:
         second = self.second * a[..., None] ** 2 + other.second * b[..., None] ** 2
         return Moments(shift, self.first * a + other.first * b, second)
 
-    def times(self, factors: np.ndarray) -> Moments:
-        """Of as many copies of the rows: squares are not meant."""
-        return Moments(self.shift, self.first * factors[:, None], self.second)
+    def times(self, factors: np.ndarray | float) -> Moments:
+        """Of rows of as many times the weight."""
+        factors = np.broadcast_to(factors, self.shift.shape)
+        second = self.second * factors[:, None, None] ** 2
+        return Moments(self.shift, self.first * factors[:, None], second)
 
     def ratio(self) -> np.ndarray:
         """The weighted means `(n_queries, n_outputs)`; NaN where nothing was summed."""
@@ -244,157 +242,3 @@ class ExactMeans:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes
-
-
-class SampledMeans:
-    """algorithm="random": uniform samples without replacement, as large as each query needs.
-
-    The rows are permuted once and read in segments that double. The first segments of a query are
-    its history: as soon as MIN_EFFECTIVE rows carry its weight, the error that they show foretells
-    how many more rows it needs. Those are the sample that is extrapolated to all other rows, of a
-    size that was fixed before it was read. Queries that would read more than half of the rows are
-    computed exactly.
-
-    A sample knows nothing of the few rows of another kind that it has missed, as of a rare class.
-    So the rows with the most weight or the most outlying values are no part of it: every query
-    reads them all. And no error is less than the standard deviation of the other values over the
-    root of the rows that were met, or than their range over that number (what was not met has about
-    one row's mass), whichever is less, times the share of the weight that is not of outlying rows.
-    Values count by their weights there.
-
-    spread `(n_outputs,)`: standard deviation of the values. rtol: times it, the standard error
-    wanted.
-    """
-
-    name = "random"
-
-    def __init__(
-        self, training: Training, values: np.ndarray, spread: np.ndarray, rtol: float
-    ) -> None:
-        self.exact, self.limit = ExactMeans(training, values), rtol * spread
-        self.geometry, n_rows = training.geometry, len(training.X)
-        single = self.geometry.rounding(training.reach) <= SAMPLED
-
-        def rows_of(part: np.ndarray) -> ValueRows:
-            rows = self.geometry.scale(training.X[part])
-            return ValueRows(
-                self.geometry,
-                rows.astype(np.float32 if single else np.float64),
-                None if training.weights is None else training.weights[part],
-                values[part],
-                scaled=True,
-                reach=training.reach * (1 + 4 * ROUNDING),
-                tolerance=SAMPLED,
-            )
-
-        order = np.random.default_rng([training.seed, 1]).permutation(n_rows)
-        weights = np.ones(n_rows) if training.weights is None else training.weights
-        changes = weights[:, None] * (values - np.average(values, axis=0, weights=weights))
-        outlying = _outlying(changes, weights, spread, min(OUTLYING, n_rows // 8))
-        self.outlying = rows_of(np.flatnonzero(outlying))
-        order = order[~outlying[order]]
-        self.n, others, own = len(order), changes[order], weights[order]  # of what is sampled
-        self.spread = others.std(axis=0) / np.sqrt(np.mean(own**2))
-        self.range = np.ptp(others, axis=0) / own.mean()
-        self.segments, self.ends, first, last = [], [], 0, FIRST
-        while last <= self.n // 2:
-            self.segments.append(rows_of(order[first:last]))
-            self.ends.append(last)
-            first, last = last, GROWTH * last
-
-    def estimate(self, X: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
-        """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
-        scaled = self.geometry.scale(X)
-        means, errors, rest, _ = self._sampled(scaled, threads)
-        rest = np.union1d(rest, np.flatnonzero(self.geometry.far(scaled)))
-        if len(rest):
-            means[rest], errors[rest] = self.exact.estimate(X[rest], threads)
-        return means, errors
-
-    def cost(self, X: np.ndarray, threads: int) -> float:
-        """Of queries like the rows X, over that of the exact method."""
-        *_, rest, read = self._sampled(self.geometry.scale(X), threads)
-        # Of the rows that are read, the sums of three weights instead of two.
-        n_rows = self.n + len(self.outlying)
-        return 1.5 * read / (len(X) * n_rows) + len(rest) / len(X)
-
-    def _sampled(
-        self, queries: np.ndarray, threads: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        """Means and errors, the queries that need all rows instead, and pairs that were read."""
-        n, n_outputs, read = len(queries), len(self.limit), len(queries) * len(self.outlying)
-        outlying = self.outlying.moments(queries, threads)
-        known, sample = Moments.zeros(n, n_outputs), Moments.zeros(n, n_outputs)
-        seen = np.zeros(n, np.int64)  # rows of the history; 0: not decided yet
-        stop = np.zeros(n, np.int64)
-        means, errors = np.empty((n, n_outputs)), np.zeros((n, n_outputs))
-        left, rest = np.arange(n), []
-        for segment, last in zip(self.segments, self.ends, strict=True):
-            moments = segment.moments(queries[left], threads, second=True)
-            read += len(left) * len(segment)
-            decided = seen[left] > 0
-            old, new = left[decided], left[~decided]
-            sample[old] = sample[old] + moments[decided]
-            known[new] = known[new] + moments[~decided]
-            stop[new] = self._stop(known[new], last)
-            seen[new[stop[new] > 0]] = last
-            done = old[stop[old] == last]
-            parts = outlying[done], known[done], sample[done], seen[done]
-            means[done], errors[done] = self._combined(*parts, last)
-            too_many = stop[left] > self.ends[-1]
-            rest.append(left[too_many])
-            left = left[~too_many & (~decided | (stop[left] > last))]
-            if len(left) == 0:
-                break
-        return means, errors, np.concatenate([*rest, left]), read
-
-    def _stop(self, known: Moments, count: int) -> np.ndarray:
-        """Where the sample of a query ends, 0 as long as too few rows carry its weight."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            errors = np.sqrt(known.squared_residuals(known.ratio())) / known.first[:, :1]
-            wanted = SAFETY * count * (errors / self.limit) ** 2
-        wanted = np.where(errors > 0, wanted, 0).max(axis=1)  # a limit of 0, of values all equal
-        stop = np.full(len(wanted), 2 * self.ends[-1])
-        for end in self.ends[::-1]:
-            stop[(end > count) & (count + wanted <= end)] = end
-        return np.where(known.effective() >= MIN_EFFECTIVE, stop, 0)
-
-    def _combined(
-        self, outlying: Moments, known: Moments, sample: Moments, seen: np.ndarray, last: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Outlying rows, the history and the sample, extrapolated to the rows that are not history.
-
-        The variance of a ratio's error by the delta method: that of the sum of w k (z - mean) over
-        a sample without replacement, over the square of the sum of w k.
-        """
-        size, population = last - seen, self.n - seen
-        whole = outlying + known + sample.times(population / size)
-        means = whole.ratio()
-        total = sample.first[:, 1:] - means * sample.first[:, :1]
-        squares = sample.squared_residuals(means) - total**2 / size[:, None]
-        variance = (population**2 * (1 - size / population) / (size * (size - 1)))[:, None]
-        deviation = np.sqrt(np.maximum(squares, 0) * variance)
-        scale = factor(sample.shift, whole.shift)[:, None]
-        met = (known + sample).effective()[:, None]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            least = np.minimum(self.spread / np.sqrt(met), self.range / met)
-            share = outlying.first[:, :1] / whole.first[:, :1]  # of the weight, known exactly
-            share = share * factor(outlying.shift, whole.shift)[:, None]
-            least = least * (1 - share) * np.sqrt(1 - last / self.n)
-            errors = deviation * scale / whole.first[:, :1]
-            return means, np.maximum(errors, least)
-
-    @property
-    def nbytes(self) -> int:
-        rows = self.outlying, *self.segments
-        return self.exact.nbytes + sum(part.nbytes for part in rows)
-
-
-def _outlying(changes: np.ndarray, weights: np.ndarray, spread: np.ndarray, n: int) -> np.ndarray:
-    """Which `(n_rows,)` are the n that change a mean most: those with the largest weights, and
-    products `(n_rows, n_outputs)` of weights with distances from the mean, in spreads."""
-    found = np.zeros(len(weights), bool)
-    far = np.abs(changes / np.where(spread > 0, spread, 1)).max(axis=1)
-    if n:
-        found[np.argpartition(np.hypot(far, weights), -n)[-n:]] = True
-    return found

@@ -139,6 +139,10 @@ def test_bad_calls():
         with pytest.raises(ValueError):
             density.fit(rows)
     density.fit(ROWS)
+    for query in (density.score_samples, density.kernel_mean):
+        assert len(query(QUERIES, return_std=np.True_)) == 2
+        with pytest.raises(TypeError, match="return_std must be a bool, got 1"):
+            query(QUERIES, return_std=1)
     with pytest.raises(ValueError, match="features"):
         density.score_samples(QUERIES[:, :2])
     with pytest.raises(ValueError, match="features"):

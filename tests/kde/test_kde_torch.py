@@ -38,13 +38,22 @@ def test_weights_as_a_tensor(dtype):
     assert np.array_equal(density.score_samples(QUERIES), plain.score_samples(QUERIES))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype):
-    rows, queries = (torch.tensor(x, dtype=dtype) for x in (ROWS, QUERIES))
-    score, std = LSHKernelDensity(algorithm="brute").fit(rows).score_samples(queries, True)
-    plain = LSHKernelDensity(algorithm="brute").fit(rows.double()).score_samples(queries.double())
-    assert score.dtype == std.dtype == dtype
-    assert torch.equal(score, plain.float().to(dtype))
+def test_half_precision(dtype, requires_grad):
+    """float32, which holds the log-densities of queries far from all rows."""
+    rows = torch.tensor(ROWS, dtype=dtype)
+    queries = torch.cat((torch.tensor(QUERIES, dtype=dtype), rows[:1] + 500))
+    density = LSHKernelDensity(algorithm="brute").fit(rows)
+    plain = LSHKernelDensity(algorithm="brute").fit(rows.double())
+    std = density.score_samples(queries, True)[1]
+    queries.requires_grad_(requires_grad)
+    score, mean = density.score_samples(queries), density.kernel_mean(queries)
+    assert score.dtype == mean.dtype == std.dtype == torch.float32
+    exact = queries.detach().double()
+    torch.testing.assert_close(score.detach(), plain.score_samples(exact).float())
+    torch.testing.assert_close(mean.detach(), plain.kernel_mean(exact).float())
+    assert score[-1] < torch.finfo(torch.float16).min
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -60,6 +69,10 @@ def test_gradients(kernel):
         return
     assert density.score(x) == pytest.approx(density.score(QUERIES))
     assert torch.autograd.gradcheck(density.score_samples, (x,), atol=1e-5)
+    mean = density.kernel_mean(x)
+    assert np.allclose(mean.detach(), density.kernel_mean(QUERIES), rtol=1e-6)
+    wanted = mean.detach()[:, None] * torch.autograd.grad(score.sum(), x)[0]
+    torch.testing.assert_close(torch.autograd.grad(mean.sum(), x)[0], wanted)
     if kernel == "gaussian":
         assert torch.autograd.gradgradcheck(density.score_samples, (x[:1],), atol=1e-5)
 
@@ -134,13 +147,14 @@ def test_gradients_of_log_densities_that_hold_no_sum(kernel, far):
 def test_sampled_methods_refuse_gradients():
     density = LSHKernelDensity(algorithm="random", random_state=0).fit(np.tile(ROWS, (24, 1)))
     x = torch.tensor(QUERIES, requires_grad=True)
-    with pytest.raises(ValueError, match="brute"):
-        density.score_samples(x)
-    with torch.no_grad():
-        assert density.score_samples(x).shape == (3,)
     exact = LSHKernelDensity(rtol=0).fit(ROWS)
-    with pytest.raises(ValueError, match="return_std"):
-        exact.score_samples(x, return_std=True)
+    for name in ("score_samples", "kernel_mean"):
+        with pytest.raises(ValueError, match="brute"):
+            getattr(density, name)(x)
+        with torch.no_grad():
+            assert getattr(density, name)(x).shape == (3,)
+        with pytest.raises(ValueError, match="return_std"):
+            getattr(exact, name)(x, return_std=True)
 
 
 @pytest.mark.parametrize("kernel", ["tophat", "epanechnikov", "linear", "cosine"])

@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from lshkit.kde import LSHKernelRegressor
+from lshkit.kde import LSHKernelDensity, LSHKernelRegressor
 from lshkit.reference import log_kernel
 
 COMPACT = "tophat", "epanechnikov", "linear", "cosine"
@@ -340,6 +340,30 @@ def test_bad_parameters(options, message):
         LSHKernelRegressor(**options).fit(ROWS, VALUES)
 
 
+@pytest.mark.parametrize("model", [LSHKernelRegressor(), LSHKernelDensity()])
+def test_a_failed_fit_leaves_what_was_fitted(model):
+    model = clone(model).fit(ROWS, VALUES[:, 0])
+    query = model.predict if isinstance(model, LSHKernelRegressor) else model.score_samples
+    wanted, before = query(QUERIES), vars(model).copy()
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(np.where(ROWS > 3, np.nan, ROWS), VALUES[:, 0])
+    model.bandwidth = -1.0
+    with pytest.raises(ValueError, match="bandwidth"):
+        model.fit(ROWS[:, :2], VALUES[:, 0])
+    model.bandwidth = before["bandwidth"]
+    assert np.array_equal(query(QUERIES), wanted) and vars(model).keys() == before.keys()
+
+
+@pytest.mark.parametrize("algorithm", ["brute", "random", "bucket_sum"])
+def test_rows_of_weight_zero_may_have_any_target(algorithm):
+    weights = (np.arange(700) % 2).astype(float)
+    values = np.where(weights == 0, 1e300, VALUES[:, 0])
+    model = LSHKernelRegressor("laplacian", 4.0, algorithm=algorithm, random_state=0)
+    wanted = clone(model).fit(ROWS[1::2], VALUES[1::2, 0]).predict(QUERIES)
+    got = model.fit(ROWS, values, weights).predict(QUERIES)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
 def test_bad_calls():
     model = LSHKernelRegressor()
     with pytest.raises(NotFittedError):
@@ -362,6 +386,8 @@ def test_bad_calls():
     model.fit(ROWS, VALUES)
     with pytest.raises(ValueError, match="features"):
         model.predict(QUERIES[:, :2])
+    with pytest.raises(TypeError, match="return_std must be a bool, got 'yes'"):
+        model.predict(QUERIES, return_std="yes")
     with pytest.raises(ValueError, match=r"y must have shape \(700, 2\)"):
         model.partial_fit(ROWS, VALUES[:, 0])
     with pytest.raises(ValueError, match="algorithm must not be 'bucket_sum'"):

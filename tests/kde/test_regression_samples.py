@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases.regression import problem
 
-from lshkit.kde import LSHKernelRegressor, value_sums
+from lshkit.kde import LSHKernelRegressor, sampled_means
 from lshkit.reference import log_kernel
 
 
@@ -37,8 +37,8 @@ def test_samples_have_the_stated_error(name, weighted):
 
 def test_a_sample_is_the_formula(monkeypatch):
     """112 outlying rows, 64 of history and 64 of the sample, which stands for 660 others too."""
-    monkeypatch.setattr(value_sums, "FIRST", 64)
-    monkeypatch.setattr(value_sums, "MIN_EFFECTIVE", 2)
+    monkeypatch.setattr(sampled_means, "FIRST", 64)
+    monkeypatch.setattr(sampled_means, "MIN_EFFECTIVE", 2)
     rows, values, queries = problem("normal", n=900, n_queries=5)
     weights = np.random.default_rng(6).uniform(0.2, 2, 900)
     options = dict(bandwidth=1.5, algorithm="random", rtol=100.0, random_state=0)
@@ -103,7 +103,7 @@ def test_auto_samples_many_rows_where_that_is_faster():
         assert model.algorithm_ == wanted
 
 
-@pytest.mark.parametrize("n_positive", [4, 20, 80])
+@pytest.mark.parametrize("n_positive", [4, 20, 80, 600, 1000])
 def test_samples_that_miss_a_rare_class_state_an_error(n_positive):
     """What none of m rows is may be 3 / m of all with a probability of 5 %: one sample in twenty
     may be off by three errors, in all queries at once."""
@@ -120,7 +120,7 @@ def test_samples_that_miss_a_rare_class_state_an_error(n_positive):
     assert (np.concatenate(ratios) > 3).mean() <= 0.05
 
 
-@pytest.mark.parametrize("n_heavy, weight", [(1, 1e5), (6, 1e4), (60, 100), (600, 100)])
+@pytest.mark.parametrize("n_heavy, weight", [(1, 1e5), (6, 1e4), (60, 100), (550, 300), (600, 100)])
 def test_samples_that_miss_the_heaviest_rows_state_an_error(n_heavy, weight):
     rng = np.random.default_rng(0)
     rows, queries = rng.normal(size=(20_000, 4)), rng.normal(size=(50, 4)) / 2
@@ -137,3 +137,49 @@ def test_samples_that_miss_the_heaviest_rows_state_an_error(n_heavy, weight):
     assert np.mean(beyond) <= 0.02
     stated, observed = (np.sqrt(np.mean(np.square(x))) for x in (stated, observed))
     assert 0.8 < stated / observed < 1.7
+
+
+def problem_of_classes(name):
+    """20,000 rows with rare values of another kind, in one output or in several."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(20_000, 4))
+    if name == "a class that depends on the rows":
+        return rows, (rows[:, 0] + rng.normal(size=20_000) > 2.33).astype(float)[:, None]
+    values = rng.normal(size=(20_000, 10)) if name == "outliers" else np.zeros((20_000, 10))
+    for j in range(10):
+        values[rng.choice(20_000, 100, replace=False), j] += 100
+    return rows, values
+
+
+@pytest.mark.parametrize("name", ["a class that depends on the rows", "outliers", "one of ten"])
+def test_samples_of_rare_values_state_an_error(name):
+    rows, values = problem_of_classes(name)
+    queries = np.random.default_rng(1).normal(size=(50, 4))
+    wanted = LSHKernelRegressor(bandwidth=1.2, rtol=0).fit(rows, values).predict(queries)
+    ratios = []
+    for seed in range(12):
+        model = LSHKernelRegressor(bandwidth=1.2, algorithm="random", random_state=seed)
+        means, errors = model.fit(rows, values).predict(queries, return_std=True)
+        sampled = errors > 0
+        ratios.append(((means.reshape(errors.shape) - wanted) / errors)[sampled])
+    ratios = np.concatenate([x.ravel() for x in ratios])
+    assert len(ratios) > 300 and (np.abs(ratios) > 3).mean() <= 0.01
+    assert 0.6 < np.sqrt((ratios**2).mean()) < 1.2
+
+
+@pytest.mark.parametrize("deviation", [0.0, 0.5, 2.0, 6.0])
+def test_strata_are_sampled_by_size(deviation):
+    """No row counts for much more than another: sizes over rates differ by the ratio, but for the
+    smallest rows."""
+    rng = np.random.default_rng(0)
+    sizes, order = np.exp(deviation * rng.normal(size=20_000)), rng.permutation(20_000)
+    outlying, strata, first = sampled_means._strata(sizes, order)
+    assert np.array_equal(np.sort(np.concatenate([outlying, *strata])), np.arange(20_000))
+    assert 512 <= len(outlying) <= 512 + 2 * 2048
+    assert sizes[outlying].max() >= max(sizes[rows].max() for rows in strata)
+    assert first.sum() == pytest.approx(2048, rel=0.05)
+    counted = [sizes[rows] * len(rows) / n for rows, n in zip(strata, first, strict=True)]
+    most = max(x.max() for x in counted)
+    assert all(x.min() > 0.24 * most for x in counted[1:])
+    for rows in strata:
+        assert np.array_equal(rows, order[np.isin(order, rows)])
