@@ -128,11 +128,12 @@ class Run:
 
     def __init__(self, held_out: HeldOut, method: Method, got: Estimate) -> None:
         sums, training = held_out.sums, held_out.permuted.training
-        n_rows = held_out.stop or len(training.X)
+        n = len(held_out.permuted)
+        n_rows = held_out.stop or n
         self.cost, self.read_all = got.cost, got.rows >= n_rows
         # The variance that the rows add which queries to come see besides, over the sample's own.
         unread = np.maximum(n_rows - got.rows, 1)
-        more = (len(training.X) - n_rows) * got.sampled
+        more = (n - n_rows) * got.sampled
         self.added = np.minimum(more / (unread * (unread + got.sampled)), 1)
         self.repeated = held_out.repeated
         self.shift = np.maximum(got.shift, sums.shift)
@@ -207,7 +208,7 @@ class Run:
         if moved:
             stated = np.where(self.error < np.inf, self.error, 0)  # of inf none is short
             off = off + np.sqrt(self.added) * np.maximum(off, MOVED * stated)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             off = off * of_logarithm(np.where(self.mean > self.exact, self.exact / self.mean, 1))
             wanted = self.shift + 2 * np.log(off / WITHIN) - self.log_at_risk
         short = (off > WITHIN * self.error) & (self.log_at_risk > -np.inf)

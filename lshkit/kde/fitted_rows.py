@@ -35,8 +35,9 @@ N_BLOCKS = 256  # of the rows of a sampled method
 def log_means_of_rows(method: Method, threads: int) -> np.ndarray:
     """log of the kernel mean of every row of `method.training` over the others, `(n_rows,)`.
 
-    As accurate as the method; exact for those that cannot leave a row out ("hbe") and, as queries
-    are, for rows far from the centre. -inf where the others add up to 0.
+    As accurate as the method; exact for those that cannot leave a row out ("hbe"), for rows of a
+    large weight and, as queries are, for rows far from the centre. -inf where the others add up to
+    0.
     """
     training = method.training
     n, weights = len(training.X), training.weights
@@ -45,11 +46,14 @@ def log_means_of_rows(method: Method, threads: int) -> np.ndarray:
     if isinstance(method, SketchedRows):
         rows, order = method.permuted.rows, method.permuted.order
         mean = method.sampled(rows, threads, with_error=False).mean
-        logs = _in_order(log_without_own(mean, training.total, own[order]), order)
+        logs = np.empty(n)
+        logs[order] = log_without_own(mean, training.total, own[order])
         exact = training.far()
     elif isinstance(method, (RandomSampling, NearFar)):
-        logs = _in_order(_sampled(method, threads).log(), method.permuted.order) - rest
-        exact = training.far()
+        logs = np.empty(n)
+        logs[method.permuted.order] = _sampled(method, threads).log()
+        logs -= rest
+        exact = training.far() | method.permuted.split  # which are beside themselves there
     else:
         logs, exact = np.empty(n), np.ones(n, bool)
     if exact.any():
@@ -73,12 +77,6 @@ def log_without_own(mean: np.ndarray, total: float, own: np.ndarray) -> np.ndarr
 def _log_rest(total: float, own: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         return np.log(np.maximum(total - own, 0))
-
-
-def _in_order(x: np.ndarray, order: np.ndarray) -> np.ndarray:
-    out = np.empty(len(x))
-    out[order] = x
-    return out
 
 
 # --- Sampled methods ----------------------------------------------------------------------------

@@ -13,13 +13,14 @@ from scipy.stats import norm
 from lshkit import checks
 from lshkit.kde import kernels
 from lshkit.kde.sums import SAMPLED, Sums
+from lshkit.kde.training import PermutedRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lshkit.kde.geometry import Geometry
     from lshkit.kde.pilot import Pilot
-    from lshkit.kde.training import PermutedRows, Training
+    from lshkit.kde.training import Training
 
 MOST_TUNED = 2**12  # of every method: tuning asks for no more, files with more are refused
 # Of tables that are made again from a file's settings: no pilot asks for more.
@@ -224,12 +225,12 @@ class Method(abc.ABC):
             got = self.sampled(scaled, threads, None, with_error)
         else:
             training = self.training
-            got = Estimate.exact(Sums.zeros(len(X)), training.total, len(training.X))
+            got = Estimate.exact(Sums.zeros(len(X)), training.total, self.n_rows)
             if not far.all():
                 got[~far] = self.sampled(scaled[~far], threads, None, with_error)
             sums = training.sums(scaled[far], threads, in_blocks=False, given=X[far])
-            got[far] = Estimate.exact(sums, training.total, len(training.X))
-        raised = got.rows < len(self.training.X)
+            got[far] = Estimate.exact(sums, training.total, self.n_rows)
+        raised = got.rows < self.n_rows
         if with_error:  # of nothing that was seen, too, there is rounding
             got.error[raised] = np.maximum(got.error[raised], SAMPLED * got.mean[raised])
         if with_error and self.error_floor is not None:
@@ -238,6 +239,11 @@ class Method(abc.ABC):
             at_risk = np.maximum(at_risk, self.least_at_risk)
             got.least[raised] = 0.5 * (self.error_floor + at_risk)
         return got
+
+    @property
+    def n_rows(self) -> int:
+        """Of an exact estimate."""
+        return len(self.training.X if self.permuted is None else self.permuted)
 
     @property
     @abc.abstractmethod
@@ -268,7 +274,7 @@ class ExactFarQueries(Method):
         if held.any():
             out[held] = self._sampled(queries[held], threads, stop)
         rest = queries[~held]
-        if last == len(self.training.X):
+        if last == self.n_rows and isinstance(self.permuted, PermutedRows):
             sums = self.training.sums(rest, threads, in_blocks=False)
         else:  # those before `stop`, or all but a block
             sums = self.permuted.sums(rest, 0, last, threads)

@@ -45,13 +45,17 @@ class Pilot:
         with np.errstate(divide="ignore"):  # log of the sum
             self.negligible = np.log(np.float64(accuracy.negligible)) + np.log(training.total)
         self.n_pilot = min(N_PILOT, len(training.X) // 2)
-        self.population = len(training.X) - self.n_pilot
         self._histories: dict[int, Sums] = {}
         self._permuted = permuted
 
     @functools.cached_property
     def permuted(self) -> PermutedRows:
         return PermutedRows(self.training) if self._permuted is None else self._permuted
+
+    @property
+    def population(self) -> int:
+        """Permuted rows behind the pilot's own."""
+        return len(self.permuted) - self.n_pilot
 
     @functools.cached_property
     def cells(self) -> Cells:
@@ -72,7 +76,7 @@ class Pilot:
 
     @functools.cached_property
     def sums(self) -> Sums:
-        return self._sums(self.n_pilot, len(self.training.X))
+        return self._sums(self.n_pilot, len(self.permuted))
 
     @property
     def thresholds(self) -> dict[str, float | None]:

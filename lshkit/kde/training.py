@@ -17,6 +17,7 @@ from lshkit.kde.sums import EXACT, SAMPLED, Sums
 LEAST = 1e-37  # weight, of the largest, that float32 still holds
 FEW = 8  # queries in a call, for which the rows are worth a copy in blocks
 IN_BLOCKS = 2**17  # permuted rows that are kept in blocks too, where samples read them
+HEAVY = 4  # mean weights, at most, of a permuted row
 BLOCK = 64  # rows of a block, lshkit::kKeyBlock of the C++ core
 
 
@@ -102,23 +103,34 @@ def training_of(
 
 
 class PermutedRows:
-    """A random permutation of the rows, scaled, in float32 where that is enough."""
+    """A random permutation of the rows, scaled, in float32 where that is enough.
+
+    A row of more than HEAVY times the mean weight is several that share its weight, up to 1 / HEAVY
+    of all rows more: none that a sample misses stands for much more than another.
+    order: of each the row of the training. place: where each is that was not permuted.
+    """
 
     rows: np.ndarray
 
     def __init__(self, training: Training) -> None:
-        self.training = training
+        self.training, weights = training, training.weights
         rng = np.random.default_rng([training.seed, 1])
-        n = len(training.X)
-        self.order = rng.permutation(n)
+        n, copies = len(training.X), np.ones(len(training.X), np.int64)
+        if weights is not None:
+            share = weights * (n / (HEAVY * training.total))
+            copies = np.maximum(np.ceil(share), 1).astype(np.int64)
+        self.split = copies > 1  # of the training's rows
+        permutation = rng.permutation(copies.sum())
+        self.order = np.repeat(np.arange(n), copies)[permutation]
+        self.place = np.argsort(permutation)
         geometry = training.geometry
         single = geometry.rounding(training.reach) <= SAMPLED
-        self.rows = np.empty(training.X.shape, np.float32 if single else np.float64)
-        for first in range(0, n, 4096):
+        shape = len(self.order), training.X.shape[1]
+        self.rows = np.empty(shape, np.float32 if single else np.float64)
+        for first in range(0, len(self.rows), 4096):
             part = self.order[first : first + 4096]
             self.rows[first : first + 4096] = geometry.scale(training.X[part])
-        weights = training.weights
-        self.weights = None if weights is None else weights[self.order]
+        self.weights = None if weights is None else (weights / copies)[self.order]
         self.blocks = np.empty((0, training.X.shape[1], BLOCK), self.rows.dtype)
 
     def __len__(self) -> int:
@@ -155,7 +167,7 @@ class PermutedRows:
     def nbytes(self) -> int:
         blocks = bytes_of_blocks(self.rows, min(len(self.rows), IN_BLOCKS))
         weights = 0 if self.weights is None else self.weights.nbytes
-        return self.rows.nbytes + self.order.nbytes + weights + blocks
+        return self.rows.nbytes + 2 * self.order.nbytes + weights + blocks
 
 
 def blocks_of(rows: np.ndarray) -> np.ndarray:

@@ -69,10 +69,12 @@ def exactly(kernel, bandwidth, X, weights=None):
 
 @pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe"])
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "angular"])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [False, "evenly", "unevenly"])
 def test_sampled(algorithm, kernel, weighted):
-    X = clustered()
-    weights = np.random.default_rng(1).uniform(0.1, 1, len(X)) if weighted else None
+    X, rng = clustered(), np.random.default_rng(1)
+    weights = rng.uniform(0.1, 1, len(X)) if weighted == "evenly" else None
+    if weighted == "unevenly":
+        weights = rng.pareto(1, len(X)) + 0.1
     density = LSHKernelDensity(kernel, 1.0, algorithm=algorithm, random_state=0)
     off = np.expm1(of_rows(density.fit(X, None, weights)) - exactly(kernel, 1.0, X, weights))
     assert np.abs(off).mean() < 0.1  # rtol
