@@ -43,6 +43,7 @@ CPU_ONLY = {
     r"test_decoding_state::test_(to|arguments_of_a_call)": "names the CPU",
     r"seeds_that_are_drawn|bad_tensors|refuses_codes_beyond": "values on a GPU are not looked at",
     r"wrong_starts|bad_sharpness_tensors": "values on a GPU are not looked at",
+    r"other_masks_are_refused": "by an assertion of the device there",
     r"test_soft_attention::test_(errors_name|options_that_do_not)": "as those above",
     r"opcheck_hash_parameters": "to the last bit: test_cuda_parameters.py",
     r"errors_of_a_sharpness.*sharpness[012]|bad_scales.*scale2": "values there are not looked at",

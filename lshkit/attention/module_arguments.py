@@ -13,7 +13,7 @@ from lshkit import checks
 from lshkit.attention.across_ranks import CU_SEQLENS_OF_RANKS, AcrossRanks, check_values
 from lshkit.attention.arguments import DTYPES, autocast_device, check_dense
 from lshkit.attention.estimators import Estimator
-from lshkit.torch_ops.assertions import require
+from lshkit.torch_ops.assertions import has_values, require
 
 if TYPE_CHECKING:
     from lshkit.attention.module_decoding import State
@@ -130,7 +130,7 @@ def check_inputs(
     attn_mask: Tensor | None,
     is_causal: bool,
 ) -> None:
-    """Raises for what is no input of this module's `forward`; the mask's elements are not read."""
+    """Raises for what is no input of this module's `forward`."""
     wanted = (("query", query, module.embed_dim), ("key", key, module.kdim))
     for name, x, size in (*wanted, ("value", value, module.vdim)):
         if not isinstance(x, Tensor):
@@ -153,17 +153,38 @@ def check_inputs(
             "attn_mask must be None: no pair of a query and a key is visited, so none can be "
             "masked (is_causal=True gives causal attention, key_padding_mask hides keys)"
         )
-    sizes = query.shape[-2], key.shape[-2]
-    shape = getattr(attn_mask, "shape", ())
-    if attn_mask is not None and tuple(shape[-2:]) != sizes:
-        raise ValueError(
-            f"attn_mask must be the causal mask {sizes} or None, got shape {tuple(shape)}"
-        )
+    if attn_mask is not None:
+        check_causal_mask(attn_mask, (query.shape[-2], key.shape[-2]))
     if module.conv is not None and query.shape[-2] != key.shape[-2]:
         raise ValueError(
             f"key must have query's length {query.shape[-2]} for the convolution over "
             f"positions (conv_window={module.conv_window}), got {key.shape[-2]}"
         )
+
+
+def check_causal_mask(mask: Tensor, sizes: tuple[int, int]) -> None:
+    """Raises for another than the causal mask: the diagonal up to which queries see keys, the one
+    above, the first and the last column are read. Of tensors without values, and in a compiled
+    graph, only the shape is checked."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
+    shape = tuple(mask.shape)
+    if shape[-2:] != sizes:
+        raise ValueError(f"attn_mask must be the causal mask {sizes} or None, got shape {shape}")
+    if mask.numel() == 0 or not has_values(mask):
+        return
+    n_q, n_k = sizes
+    rows = torch.arange(n_q, device=mask.device)
+    last = rows + n_k - n_q  # the last key that a query sees
+    first = torch.zeros_like(rows)
+    columns = torch.stack((first, last, last + 1, first + n_k - 1)).clamp(0, n_k - 1)
+    found = mask[..., rows, columns]
+    closed = found if found.dtype is torch.bool else found <= IGNORED_FROM
+    require(
+        torch.where(columns > last, closed, found == 0),
+        "attn_mask must be the causal mask with is_causal=True: 0 or False where query i sees a "
+        "key, j <= i + N_k - N_q, and -inf or True elsewhere",
+    )
 
 
 def takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lshkit.attention.arguments import check_cpu
 from lshkit.attention.convolution import convolve_features
 from lshkit.attention.decoding import YosoState
-from lshkit.attention.estimators import Colliding, Estimator, Soft
+from lshkit.attention.estimators import Colliding, Soft, estimator_of
 from lshkit.attention.parameters import sharpness_values
 from lshkit.attention.softmax_cache import SoftmaxCache
 
@@ -38,9 +38,10 @@ def new_state(module: YosoAttention, batch_size: int, table_dtype: torch.dtype) 
 
 def new_cache(module: YosoAttention, batch_size: int, of_cache: dict[str, Any]) -> SoftmaxCache:
     """An empty cache that stands for the causal forward of a module with `Colliding`."""
-    if not isinstance(module.eval_estimator, Colliding):
+    estimator = estimator_of(module.eval_estimator)
+    if not isinstance(estimator, Colliding):
         raise ValueError(
-            f"estimator must be Colliding for a cache, got {module.eval_estimator!r}, which is no "
+            f"estimator must be Colliding for a cache, got {estimator!r}, which is no "
             "softmax: decode with new_state"
         )
     for name in of_cache:
@@ -54,7 +55,7 @@ def new_cache(module: YosoAttention, batch_size: int, of_cache: dict[str, Any]) 
 
 def module_options(module: YosoAttention) -> dict[str, Any]:
     """The arguments of a module's state, but the seed and the parameters, which may be on a GPU."""
-    estimator: Estimator = module.eval_estimator
+    estimator = estimator_of(module.eval_estimator)  # which may have been set since
     if not isinstance(estimator, Colliding):
         estimator = estimator.for_decoding()
     return {
@@ -83,8 +84,9 @@ def decode(
         raise ValueError("state must be None while training: call eval() to decode step by step")
     if not is_causal:
         raise ValueError("is_causal must be True with a state: it holds what came before")
-    if isinstance(module.eval_estimator, Colliding) != isinstance(state, SoftmaxCache):
-        raise _other("estimator", module.eval_estimator, state.estimator)
+    estimator = estimator_of(module.eval_estimator)
+    if isinstance(estimator, Colliding) != isinstance(state, SoftmaxCache):
+        raise _other("estimator", estimator, state.estimator)
     for name, wanted in module_options(module).items():
         if getattr(state, name) != wanted:
             raise _other(name, wanted, getattr(state, name))

@@ -332,7 +332,9 @@ class YosoAttention(nn.Module):
                 <= -1e4 is ignored; others are an error.
             need_weights: must be False: the weights are never formed.
             attn_mask: None. With is_causal=True it may be the causal mask that `MultiheadAttention`
-                requires; its elements are not read.
+                requires: 0 or False where a query sees a key, -inf (or <= -1e4) or True elsewhere.
+                Its diagonal, the one above it, its first and its last column are read, to refuse
+                other masks with a ValueError; in a compiled graph nothing is.
             average_attn_weights: ignored, as there are no weights.
             is_causal: query i sees the keys j <= i + N_k - N_q.
             state: of `new_state` or `new_cache`, in eval mode and with is_causal=True: positions

@@ -7,10 +7,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether there are any: not in a graph, nor in a meta or fake tensor."""
+    return not (x.is_meta or torch.compiler.is_compiling() or is_fake(x))
+
+
 def may_be_read(x: Tensor) -> bool:
     """Whether Python code may go by x's values: not where that is a wait for the GPU, which a CUDA
     graph does not allow either, and not where there are none."""
-    return not (x.is_cuda or x.is_meta or torch.compiler.is_compiling() or is_fake(x))
+    return has_values(x) and not x.is_cuda
 
 
 def require(

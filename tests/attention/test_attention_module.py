@@ -240,6 +240,47 @@ def test_inside_transformer_decoder_layer():
         assert torch.equal(out, layer.norm3(inner + layer._ff_block(inner)))
 
 
+CAUSAL = torch.ones(11, 11, dtype=torch.bool).triu(1)
+AS_FLOATS = torch.zeros(11, 11).masked_fill(CAUSAL, -torch.inf)
+
+
+@pytest.mark.parametrize("sizes", [(11, 11), (3, 11), (11, 3), (1, 11), (11, 1), (1, 1), (0, 0)])
+def test_causal_masks_are_accepted(sizes):
+    module = YosoAttention(24, 3)
+    query, key = tokens(sizes[0]), tokens(sizes[1])
+    mask = torch.ones(sizes, dtype=torch.bool).triu(1 + sizes[1] - sizes[0])
+    for dtype in (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        given = mask
+        if dtype is not torch.bool:
+            given = torch.zeros(sizes, dtype=dtype).masked_fill(mask, -torch.inf)
+        for of_heads in (given, given.expand(6, *sizes)):
+            module(query, key, key, attn_mask=of_heads, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ~CAUSAL,
+        torch.zeros(11, 11),
+        torch.full((11, 11), torch.nan),
+        AS_FLOATS.masked_fill(CAUSAL.mT.tril(-3), -torch.inf),  # a band
+        AS_FLOATS - (torch.arange(11)[:, None] - torch.arange(11)).clamp_min(0),  # ALiBi
+        torch.stack((AS_FLOATS,) * 5 + (torch.zeros(11, 11),)),
+    ],
+    ids=["attended", "zeros", "nan", "band", "alibi", "one head of six"],
+)
+def test_other_masks_are_refused(mask):
+    """But not in a compiled graph, where a mask's elements are not read."""
+    module, x = YosoAttention(24, 3).eval(), tokens()
+    with pytest.raises(ValueError, match="attn_mask must be the causal mask with is_causal=True"):
+        module(x, x, x, attn_mask=mask, is_causal=True)
+    if mask.dim() == 2:
+        torch._dynamo.reset()
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        out, _ = compiled(x, x, x, attn_mask=mask, is_causal=True)
+        torch.testing.assert_close(out, module(x, x, x, is_causal=True)[0])
+
+
 def test_dropout_only_while_training():
     module = YosoAttention(24, 3, estimator="expected", dropout=0.5)
     x = tokens()
@@ -362,6 +403,7 @@ def test_bad_options(options, error, message):
             ValueError,
             r"the causal mask \(11, 11\) or None, got shape \(11, 10\)",
         ),
+        ({"attn_mask": 1, "is_causal": True}, TypeError, "attn_mask must be a tensor, got int"),
         ({"context_parallel": 3}, TypeError, "must be a ContextParallel or None, got int"),
         ({"is_causal": "no"}, TypeError, "is_causal must be a bool, got 'no'"),
         ({"query": torch.ones(11)}, ValueError, r"query must be .* got shape \(11,\)"),

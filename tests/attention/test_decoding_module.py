@@ -8,6 +8,7 @@ from cases.attention import EXPECTED, SAMPLED, tokens  # noqa: E402
 from cases.decoding import decoded  # noqa: E402
 
 from lshkit.attention import Soft, YosoAttention  # noqa: E402
+from lshkit.attention.estimators import estimator_of  # noqa: E402
 
 
 @torch.no_grad()
@@ -48,6 +49,18 @@ def test_module_state_keeps_the_convolutions(options):
         torch.testing.assert_close(out, expected[order, 30:])
     fresh, _ = module(*[x[:, :1]] * 3, is_causal=True, state=state.reset())
     torch.testing.assert_close(fresh, expected[:, :1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["soft", "colliding"])
+def test_an_estimator_that_is_set_by_name(name):
+    module = YosoAttention(24, 3, estimator=name).eval()
+    make = module.new_cache if name == "colliding" else module.new_state
+    x = tokens(40, seed=3)
+    module.eval_estimator = estimator_of(name)
+    wanted = decoded(module, make(2), x, [30, 10])
+    module.eval_estimator = name
+    torch.testing.assert_close(decoded(module, make(2), x, [30, 10]), wanted)
 
 
 @torch.no_grad()

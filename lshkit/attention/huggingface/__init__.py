@@ -32,7 +32,9 @@ def register(
     Models choose one by `from_pretrained(..., attn_implementation="lshkit_yoso")`, in a config, or
     later by `model.set_attn_implementation(...)`. Their masks then also come from lshkit: padding,
     left or right, causal masks with any cache, and packed sequences are exact; an unsupported mask
-    raises an error with the reason. Calling it again changes the options.
+    raises an error with the reason. Models whose classes do not use transformers' attention
+    interface raise an error, or go on computing softmax: docs/transformers.md has how to check.
+    Calling it again sets all options: those left out have their defaults.
 
     Each dict of options may have seed (0), of the hash functions in eval mode, to which every layer
     adds its index. In training mode every call draws new ones from torch's generator. A model's own

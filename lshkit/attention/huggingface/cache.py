@@ -336,7 +336,7 @@ def attention(
             layer.take_back(query.shape[2])
         raise
     out = F.dropout(out.transpose(1, 2), dropout, dropout > 0)
-    return out, None
+    return out.contiguous(), None
 
 
 def register() -> None:

@@ -93,7 +93,7 @@ def _attention(
         options["enable_gqa"] = key.shape[1] != query.shape[1]
         out = attend(query, key, value, mask, scaling, options).transpose(1, 2)
         out = F.dropout(out, dropout, dropout > 0)
-        return out.reshape(batch, -1, *out.shape[2:]), None
+        return out.reshape(batch, -1, *out.shape[2:]).contiguous(), None  # some models view it
 
     return attention
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
+from transformers import MODEL_MAPPING, masking_utils
 
 from lshkit.attention.module_arguments import IGNORED_FROM
 from lshkit.torch_ops.assertions import may_be_read, require
@@ -84,8 +84,11 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
         allow_is_causal_skip: bool | None = None,
         allow_is_bidirectional_skip: bool | None = None,
         device: torch.device | str = "cpu",
+        config: Any = None,
         **_: Any,
     ) -> Tensor:
+        if config is not None and not torch.compiler.is_compiling():
+            _check_interface(name, type(config))
         keys = _padding(attention_mask, kv_offset, kv_length)
         if keys is not None and keys.shape[0] not in (1, batch_size):
             got = tuple(attention_mask.shape)  # type: ignore[union-attr]
@@ -127,6 +130,18 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
         return pairs if q_length > 1 else pairs.to(torch.uint8)
 
     return mask
+
+
+def _check_interface(name: str, config: type) -> None:
+    """Refuses models that have masks made and attend by themselves: they would misread them."""
+    model: Any = MODEL_MAPPING.get(config, None)
+    if isinstance(model, tuple) or model is None or model.is_backend_compatible():
+        return
+    if not model._can_set_attn_implementation():
+        raise NotImplementedError(
+            f"{model.__name__} can't have attn_implementation={name!r}: it does not use "
+            f"transformers' attention interface"
+        )
 
 
 def kind_of(

@@ -413,3 +413,21 @@ def test_refused_arguments():
     made = model("llama", "lshkit_bert_lsh", lshkit={"faithful": True})
     with pytest.raises(NotImplementedError, match="faithful=True supports only padding masks"):
         made(ids)
+
+
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "lshkit_cache"])
+def test_models_that_attend_by_themselves_are_refused(implementation):
+    sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    config = transformers.MPNetConfig(**sizes, attn_implementation=implementation)
+    with pytest.raises(NotImplementedError, match="MPNetModel can't have attn_implementation"):
+        transformers.MPNetModel(config)(tokens())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "lshkit_cache"])
+def test_models_may_view_the_result(implementation):
+    sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2)
+    config = transformers.JetMoeConfig(**sizes, kv_channels=8, intermediate_size=32)
+    config._attn_implementation = implementation
+    made = transformers.JetMoeForCausalLM(config).eval()
+    assert made(tokens()).logits.isfinite().all()
