@@ -105,7 +105,11 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
     part = os.path.join(os.path.dirname(path), f".lshkit-{secrets.token_hex(8)}.part")
     # No other file or link; until it is renamed, nobody else reads what a private file takes in.
     private = None if mode is None else lambda name, flags: os.open(name, flags, 0o600)
-    file = open(part, "xb", opener=private)
+    try:
+        file = open(part, "xb", opener=private)
+    except OSError as error:
+        error.filename = path
+        raise
     try:
         with file:
             yield file
@@ -305,11 +309,14 @@ class InBytes:
         return file.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """What `to_bytes` was called on; checked as `load` checks files, ValueError for others."""
+    def from_bytes(cls, data: bytes | bytearray | memoryview, **options: Any) -> Self:
+        """What `to_bytes` was called on; checked as `load` checks files, ValueError for others.
+
+        options: those of `load`, as the seed of a sampler's draws.
+        """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"data must be bytes, got {type(data).__name__}")
-        return cls.load(io.BytesIO(data))
+        return cls.load(io.BytesIO(data), **options)
 
 
 # --- Hash families in archives ------------------------------------------------------------------

@@ -396,6 +396,13 @@ def test_links_are_not_followed(tmp_path, monkeypatch):
     assert victim.read_text() == "precious"
 
 
+def test_a_folder_that_is_not_there(tmp_path):
+    path = tmp_path / "none" / "x"
+    with pytest.raises(FileNotFoundError) as raised:
+        archive.write(path, "Thing", 1, HEADER, ARRAYS)
+    assert raised.value.filename == f"{path}.npz"
+
+
 def test_only_files_are_replaced(tmp_path):
     (tmp_path / "folder.npz").mkdir()
     os.mkfifo(tmp_path / "pipe.npz")

@@ -20,7 +20,7 @@ class BucketTable:
     """Sums of values by bucket: a sketch of a stream that supports adding, removing and merging.
 
     Its size does not depend on the number of rows. `query` after `add` returns the same as
-    `bucket_sum` of the same rows.
+    `bucket_sum` of the same rows, to the rounding of `dtype`.
 
     Parameters
     ----------
@@ -29,7 +29,9 @@ class BucketTable:
     n_values : int >= 1
         Columns of a value.
     dtype : float32 or float64
-        Of the sums. Removing what was added leaves rounding of this type, not exact zeros.
+        Of the sums, whatever the values are (`bucket_sum` sums float64 values in float64). Removing
+        what was added leaves rounding of this type, not exact zeros. In float32 a sum of ones stops
+        at 2^24.
     device : torch device or str, optional
         A CUDA device, in a build with CUDA kernels: the table, its arguments and results are there.
         No method synchronises with the GPU: codes of the table's own type, uint8 or uint16, are not

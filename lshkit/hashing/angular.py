@@ -336,6 +336,9 @@ class Hyperplane(_AngularFamily):
 
     family = "hyperplane"
 
+    def __init__(self, n_features: int, n_bits: int, n_hashes: int, *, seed: Seed = None) -> None:
+        super().__init__(n_features, n_bits, n_hashes, seed=seed)
+
     @property
     def planes(self) -> NDArray[np.float32]:
         """Normals of the hyperplanes, `(n_hashes, n_bits, n_features)`."""
@@ -372,6 +375,9 @@ class FastHadamard(_AngularFamily):
     """
 
     family = "hadamard"
+
+    def __init__(self, n_features: int, n_bits: int, n_hashes: int, *, seed: Seed = None) -> None:
+        super().__init__(n_features, n_bits, n_hashes, seed=seed)
 
     def _restore(self, arrays: Mapping[str, Any]) -> None:
         super()._restore(arrays)

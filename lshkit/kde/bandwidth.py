@@ -14,13 +14,22 @@ from lshkit.kde.training import LEAST
 RULES = ("scott", "silverman", "likelihood", "neighbors")
 
 
-def check(bandwidth: float | str | ArrayLike, n_features: int, kernel: str) -> str | np.ndarray:
-    """bandwidth as a rule's name or as of `check_widths`, or a ValueError."""
+def check(
+    bandwidth: float | str | ArrayLike,
+    n_features: int,
+    kernel: str,
+    supported: tuple[str, ...] = RULES,
+) -> str | np.ndarray:
+    """bandwidth as a rule's name or as of `check_widths`, or a ValueError.
+
+    supported: the rules that an error about a name lists.
+    """
     if isinstance(bandwidth, str):
         if bandwidth not in RULES:
+            *others, last = map(repr, supported)
             raise ValueError(
-                f"bandwidth must be a number > 0, one for each feature, 'scott', 'silverman', "
-                f"'likelihood' or 'neighbors', got {bandwidth!r}"
+                f"bandwidth must be a number > 0, one for each feature, {', '.join(others)} or "
+                f"{last}, got {bandwidth!r}"
             )
         if kernel == "angular":
             raise ValueError("bandwidth must be 1.0 for the angular kernel: n_bits is its width")

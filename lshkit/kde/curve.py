@@ -14,7 +14,7 @@ from sklearn.utils import check_array
 
 from lshkit import checks
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_weights, check_n_jobs, detached, of_unit_size, random_of
+from lshkit.kde.arguments import as_weights, check_n_jobs, detached_rows, of_unit_size, random_of
 from lshkit.kde.deviations import standard_deviations
 from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 from lshkit.kde.likelihood import (
@@ -160,7 +160,8 @@ def likelihood_curve(
     >>> density = LSHKernelDensity(bandwidth=curve.bandwidth).fit(X)
     """
     check_kernel(kernel)
-    X = check_array(detached("X", X), order="C", dtype=[np.float64, np.float32], input_name="X")
+    X = detached_rows("X", X)
+    X = check_array(X, order="C", dtype=[np.float64, np.float32], input_name="X")
     weights = of_unit_size(as_weights(sample_weight, len(X)))
     if bandwidths is not None:
         bandwidths = _checked("bandwidths", bandwidths, None)

@@ -141,16 +141,26 @@ class Sketch:
                 "algorithm='bucket_sum' (weights are rounded to multiples of 2^-24): scale "
                 "them up"
             )
-        for part, codes in self.codes_by_chunk(X):
-            values = rounded[part]
-            if sign < 0:
-                self.table.remove(codes, values[:, None])
-            elif self.forgetting is None:
-                self.table.add(codes, values[:, None])
-            else:
-                self.forgetting.add(self.table, codes, values)
+        if sign < 0:
+            self._remove([(codes, rounded[p, None]) for p, codes in self.codes_by_chunk(X)])
+        else:
+            for part, codes in self.codes_by_chunk(X):
+                if self.forgetting is None:
+                    self.table.add(codes, rounded[part, None])
+                else:
+                    self.forgetting.add(self.table, codes, rounded[part])
         self.total = total if self.forgetting is None else self.forgetting.weight(self.table)
         self.whole = whole
+
+    def _remove(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Of codes and weights; ValueError when less than nothing would be left in a bucket."""
+        for codes, weights in parts:
+            self.table.remove(codes, weights)
+        hashes = np.arange(self.n_hashes)
+        if any((self.table.table[hashes, codes.astype(np.intp)] < 0).any() for codes, _ in parts):
+            for codes, weights in parts:
+                self.table.add(codes, weights)
+            raise ValueError("X must be rows that were added, with their weights, got others")
 
     @property
     def _held(self) -> float:

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from lshkit import checks
 from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
-from lshkit.kde.arguments import check_n_jobs, core_threads, detached, random_of
+from lshkit.kde.arguments import check_n_jobs, core_threads, detached_rows, random_of
 from lshkit.kde.geometry import Geometry, has_zero_row, unit_rows, without_loss
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
@@ -193,7 +193,7 @@ def _pooled(X: Rows, Y: Rows, kernel: str) -> tuple[np.ndarray, int]:
         raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
     samples = []
     for name, rows in (("X", X), ("Y", Y)):
-        rows = detached(name, rows)
+        rows = detached_rows(name, rows)
         rows = check_array(rows, dtype=np.float64, ensure_min_samples=0, input_name=name)
         if len(rows) < 2:
             raise ValueError(f"{name} must have at least 2 rows, got {len(rows)}")

@@ -118,6 +118,13 @@ def test_tables_of_all_buckets_refuse_long_codes():
         Sampled(n_bits=17)
 
 
+@every_family
+def test_missing_sizes_name_the_family(name):
+    family = type(EXAMPLES[name])
+    with pytest.raises(TypeError, match=rf"^{family.__name__}.__init__\(\) missing"):
+        family(8)
+
+
 # ---------------------------------------------------------------- one number
 
 

@@ -427,7 +427,7 @@ def test_bad_arguments():
     for bad, message in (
         (np.ones((9, 2)), "2 rows that differ"),
         (X * np.nan, "NaN"),
-        (X[0], "2D"),
+        (X[0], r"X must be \(n, n_features\), got shape \(2,\)"),
         (np.r_[X, [[1e200, 0]]], "1e.150"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -162,6 +162,8 @@ def test_bad_calls(data):
         LSHKernelDensity("gaussian", algorithm="bucket_sum").fit(rows)
     with pytest.raises(ValueError, match="more rows"):
         density.partial_unfit(np.r_[rows, rows])
+    with pytest.raises(ValueError, match="X must be rows that were added"):
+        density.partial_unfit(10 - rows[:100])
     heavy = sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19 + 0.5))
     with pytest.raises(ValueError, match="2.29"):
         heavy.merge(sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19 + 0.5)))

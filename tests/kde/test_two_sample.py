@@ -353,9 +353,9 @@ def test_frames_are_compared_by_columns():
 
 def test_bad_rows():
     X, Y = samples()
-    for rows in (X[:1], X[:0], X[0], X * np.nan, X + np.inf):
-        for pair in ((rows, Y), (Y, rows)):
-            with pytest.raises(ValueError):
+    for rows in (X[:1], X[:0], X[0], X[None], 3.0, None, X * np.nan, X + np.inf):
+        for name, pair in (("X", (rows, Y)), ("Y", (Y, rows))):
+            with pytest.raises(ValueError, match=rf"\b{name} (must|contains)"):
                 two_sample_test(*pair)
     with pytest.raises(ValueError, match="Y"):
         two_sample_test(X, Y * np.nan)

@@ -229,6 +229,8 @@ NO_NUMBERS = {
     "bytes": np.arange(30).astype("S")[:, None],
     "records": np.zeros((30, 1), [("x", float)]),
     "masked": np.ma.masked_array(np.arange(30.0)[:, None], np.arange(30)[:, None] > 3),
+    "a dict": {"x": np.arange(30.0)},
+    "a generator": ([x] for x in range(30)),
 }
 COLUMN = np.arange(30.0)[:, None]
 OF_ROWS = {
@@ -251,11 +253,7 @@ OF_ROWS = {
 @pytest.mark.parametrize("call", OF_ROWS)
 def test_what_could_be_converted_to_numbers_is_none(call, bad):
     function, name = OF_ROWS[call]
-    wanted = (
-        "is a masked array"
-        if bad == "masked"
-        else "must hold real numbers, got a .* of (dtype|strings)"
-    )
+    wanted = "is a masked array" if bad == "masked" else "must hold real numbers, got a "
     with pytest.raises(TypeError, match=f"^{name} {wanted}"):
         function(NO_NUMBERS[bad])
 

@@ -205,6 +205,9 @@ def test_seeds():
     assert draws(None, None) == draws(None, None)
     a, b, c, d = draws(None, None, 7, 7)
     assert a != b and c == d and c != a
+    data = LSHSampler(hasher).fit(X).to_bytes()
+    a, b = (LSHSampler.from_bytes(data, seed=4).sample(queries, 20)[0].tolist() for _ in range(2))
+    assert a == b == draws(None)[0]
 
 
 def test_memory_counts_every_array_once():

@@ -27,7 +27,7 @@ from lshkit.distributed.dask.blocks import (
 )
 from lshkit.distributed.dask.kept_rows import KeptRows, kept_rows, template_of
 from lshkit.distributed.dask.tasks import Held, constant, task
-from lshkit.distributed.dask.widths import widths_of
+from lshkit.distributed.dask.widths import SUPPORTED, widths_of
 from lshkit.kde import LSHKernelDensity, kernels
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_parameters, keeps_rows
@@ -179,7 +179,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             raise ValueError("X must have at least one row, got none")
         if first:
             seed = drawn(self.random_state)
-            widths = bandwidths.check(self.bandwidth, blocks.n_features, self.kernel)
+            widths = bandwidths.check(self.bandwidth, blocks.n_features, self.kernel, SUPPORTED)
             if isinstance(widths, str):
                 widths = widths_of(widths, blocks, lengths_of(blocks, client), seed, client)
         else:

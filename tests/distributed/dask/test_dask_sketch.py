@@ -162,6 +162,7 @@ def test_merge(client):
     [
         ({"kernel": "laplacian", "bandwidth": "likelihood"}, "'likelihood' sees all rows at once"),
         ({"kernel": "laplacian", "bandwidth": "neighbors"}, "'neighbors' sees all rows at once"),
+        ({"bandwidth": "1"}, "one for each feature, 'scott' or 'silverman', got '1'"),
         ({"bandwidth": 2.0}, "bandwidth must be 1.0 for the angular kernel"),
         ({"kernel": "gaussian"}, "kernel must be one of"),
         ({"random_state": "x"}, "random_state must be None, an int .*, got 'x'"),
