@@ -32,7 +32,7 @@ class SampledMeans:
     a query are its history: as soon as MIN_EFFECTIVE rows carry its weight, the error that they
     show foretells how many more rows it needs. Those are the sample that is extrapolated to all
     other rows, of a size that was fixed before it was read. Queries that would read more than half
-    of the rows are computed exactly.
+    of the sampled rows are computed exactly.
 
     A sample knows nothing of rows of another kind that it has missed. So no error is less than the
     standard deviation of the sampled rows' values over the root of the rows that were met, or than
@@ -73,7 +73,7 @@ class SampledMeans:
         ends: list[np.ndarray] = []
         while True:
             last = np.minimum(np.round(first * GROWTH ** len(ends)).astype(np.int64), self.sizes)
-            if len(outlying) + last.sum() > self.n_rows // 2:
+            if last.sum() > self.sizes.sum() // 2:
                 break
             ends.append(last)
         self.ends = np.array(ends, np.int64).reshape(-1, len(strata))  # rows of each, by segment
