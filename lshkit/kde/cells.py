@@ -69,7 +69,7 @@ class Cells(Groups):
         n_cells = count_of(len(rows))
         size = min(n_cells * SAMPLE, len(rows))
         chosen = np.random.default_rng([training.seed, 5]).choice(len(rows), size, replace=False)
-        sample = rows[permuted.place[chosen]]
+        sample = rows[np.argsort(permuted.order, kind="stable")[chosen]]
         self.n_cells, self.centres = n_cells, blocks_of(sample[:n_cells])
         for _ in range(N_STEPS):
             self._move_centres(sample, threads)

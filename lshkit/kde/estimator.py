@@ -28,7 +28,7 @@ from lshkit.kde.arguments import (
     of_unit_size,
     random_of,
 )
-from lshkit.kde.fitted import FittedEstimator
+from lshkit.kde.fitted import FittedEstimator, restored_after_errors
 from lshkit.kde.forgetting import forgetting_of
 from lshkit.kde.geometry import Geometry
 from lshkit.kde.method import Accuracy, Estimate
@@ -185,7 +185,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         which names it, for an argument of the estimator, rows or weights that are not as wanted:
         rows must be finite real numbers. What was fitted before stays then.
         """
-        with self._fitted_anew("_kde"):
+        with restored_after_errors(self):
+            for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_kde")]:
+                delattr(self, name)
             return self._add(X, sample_weight, all_rows=True)._prepare()
 
     def partial_fit(self, X: Rows, y: object = None, sample_weight: Rows | None = None) -> Self:

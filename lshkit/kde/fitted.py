@@ -8,6 +8,18 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
 
 
+@contextlib.contextmanager
+def restored_after_errors(estimator: BaseEstimator) -> Iterator[None]:
+    """The attributes come back after an error: a fit that fails leaves what was fitted."""
+    before = vars(estimator).copy()
+    try:
+        yield
+    except BaseException:
+        estimator.__dict__.clear()
+        estimator.__dict__.update(before)
+        raise
+
+
 class FittedEstimator(BaseEstimator):
     n_features_in_: int
     n_samples_seen_: int
@@ -27,20 +39,6 @@ class FittedEstimator(BaseEstimator):
     def extra_memory_(self) -> int:
         """Bytes kept beside the rows, at most; of a sketch, all that is kept."""
         return self._method.nbytes
-
-    @contextlib.contextmanager
-    def _fitted_anew(self, prefix: str) -> Iterator[None]:
-        """Without what was fitted, under names with that prefix: it comes back after an error."""
-        before = vars(self).copy()
-        for name in before:
-            if name.endswith("_") or name.startswith(prefix):
-                delattr(self, name)
-        try:
-            yield
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_samples_seen_")

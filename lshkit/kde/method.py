@@ -274,7 +274,7 @@ class ExactFarQueries(Method):
         if held.any():
             out[held] = self._sampled(queries[held], threads, stop)
         rest = queries[~held]
-        if last == self.n_rows and isinstance(self.permuted, PermutedRows):
+        if last == self.n_rows and isinstance(self.permuted, PermutedRows):  # no part of them
             sums = self.training.sums(rest, threads, in_blocks=False)
         else:  # those before `stop`, or all but a block
             sums = self.permuted.sums(rest, 0, last, threads)

@@ -23,6 +23,7 @@ from lshkit.kde.arguments import (
     random_of,
 )
 from lshkit.kde.estimator import LSHKernelDensity
+from lshkit.kde.fitted import restored_after_errors
 from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
 from lshkit.kde.known_rows import KnownRows
 from lshkit.kde.method import Method
@@ -122,10 +123,12 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
     def fit(self, X: Rows, y: object = None) -> Self:
         """Fits the rows X `(n_samples, n_features)`, outliers among them or not. Returns self.
 
-        y is ignored. ValueError for fewer than 2 rows, and as `LSHKernelDensity.fit`.
+        y is ignored. ValueError for fewer than 2 rows, and as `LSHKernelDensity.fit`: what was
+        fitted before stays then.
         """
-        self._add(X, first=True)
-        self._prepare()
+        with restored_after_errors(self):
+            self._add(X, first=True)
+            self._prepare()
         return self
 
     def partial_fit(self, X: Rows, y: object = None) -> Self:

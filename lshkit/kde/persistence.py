@@ -300,7 +300,7 @@ def _restore_sketch(
 def _check_sums(table: np.ndarray, total: float) -> None:
     """ValueError unless every hash's buckets hold all of the weight.
 
-    A bucket below 0 is possible: `partial_unfit` takes rows that were never added.
+    A bucket below 0 is possible: `partial_unfit` once took rows that were never added.
     """
     rounding = 1e-6 * max(total, np.abs(table).max(), 1)
     off = np.abs(table.sum(axis=(1, 2)) - total).max()

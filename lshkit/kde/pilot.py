@@ -44,7 +44,6 @@ class Pilot:
         self.given = queries
         with np.errstate(divide="ignore"):  # log of the sum
             self.negligible = np.log(np.float64(accuracy.negligible)) + np.log(training.total)
-        self.n_pilot = min(N_PILOT, len(training.X) // 2)
         self._histories: dict[int, Sums] = {}
         self._permuted = permuted
 
@@ -52,9 +51,14 @@ class Pilot:
     def permuted(self) -> PermutedRows:
         return PermutedRows(self.training) if self._permuted is None else self._permuted
 
+    @functools.cached_property
+    def n_pilot(self) -> int:
+        """The pilot's own rows."""
+        return min(N_PILOT, len(self.permuted) // 2)
+
     @property
     def population(self) -> int:
-        """Permuted rows behind the pilot's own."""
+        """Permuted rows behind these."""
         return len(self.permuted) - self.n_pilot
 
     @functools.cached_property

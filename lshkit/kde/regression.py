@@ -26,7 +26,7 @@ from lshkit.kde.arguments import (
     of_unit_size,
     random_of,
 )
-from lshkit.kde.fitted import FittedEstimator
+from lshkit.kde.fitted import FittedEstimator, restored_after_errors
 from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.sampled_means import SampledMeans
 from lshkit.kde.sketch import SKETCH_BITS
@@ -90,10 +90,10 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         The rules take each feature's standard deviation times scipy's factor. 1.0 for the angular
         kernel.
     algorithm : str
-        "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
-        random sample and the 512 most outlying targets, for each query as many as rtol requires, or
-        every row. "bucket_sum": a
-        sketch of constant size that keeps no rows, for the kernels "angular" and "laplacian";
+        "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random":
+        the rows that may change a prediction most, by their weights and targets, and a stratified
+        sample of the others, for each query as large as rtol requires, or every row. "bucket_sum":
+        a sketch of constant size that keeps no rows, for the kernels "angular" and "laplacian";
         n_hashes sets its error, not rtol. "auto": "random" from 20,000 rows on where that is
         faster for 64 of them, else "brute".
     rtol : float >= 0
@@ -183,7 +183,9 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             for the bandwidth with fewer than two rows or a feature that does not vary. What was
             fitted before stays.
         """
-        with self._fitted_anew("_regression"):
+        with restored_after_errors(self):
+            for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_regression")]:
+                delattr(self, name)
             self._add(X, y, sample_weight, all_rows=True)
             self._method  # noqa: B018  made ready
         return self

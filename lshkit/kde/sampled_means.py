@@ -25,8 +25,8 @@ class SampledMeans:
     How much a row may change a mean, its size, is its weight times sqrt(1 + d^2), d the distance of
     its values from their mean in standard deviations (the largest of its outputs). Rows of about
     the same size are a stratum, and strata are sampled at rates that grow with their sizes: no row
-    that a sample misses stands for much more than another. The largest rows, and small strata, are
-    read by every query.
+    that a sample misses stands for much more than another. The largest rows, and strata of which
+    the first segment would be half, are outlying: every query reads them.
 
     The rows of a stratum are permuted once and read in segments that double. The first segments of
     a query are its history: as soon as MIN_EFFECTIVE rows carry its weight, the error that they
@@ -85,6 +85,8 @@ class SampledMeans:
 
     def estimate(self, X: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
+        if len(self.segments) < 2:  # a history and a sample
+            return self.exact.estimate(X, threads)
         scaled = self.geometry.scale(X)
         means, errors, rest, _ = self._sampled(scaled, threads)
         rest = np.union1d(rest, np.flatnonzero(self.geometry.far(scaled)))
@@ -110,6 +112,9 @@ class SampledMeans:
         means, errors = np.empty((n, n_outputs)), np.zeros((n, n_outputs))
         left, rest = np.arange(n), []
         for last, segment in enumerate(self.segments):
+            if last == len(self.segments) - 1:  # no sample would be left
+                rest.append(left[seen[left] < 0])
+                left = left[seen[left] >= 0]
             decided = seen[left] >= 0
             old, new = left[decided], left[~decided]
             for k, rows in segment:
@@ -117,11 +122,12 @@ class SampledMeans:
                 read += len(left) * len(rows)
                 sample[k][old] = sample[k][old] + moments[decided]
                 known[k][new] = known[k][new] + moments[~decided]
-            stop[new] = self._stop(outlying[new], [x[new] for x in known], last)
-            seen[new[stop[new] >= 0]] = last
-            done = old[stop[old] == last]
-            parts = outlying[done], [x[done] for x in known], [x[done] for x in sample]
-            means[done], errors[done] = self._combined(*parts, seen[done], last)
+            if len(new):
+                stop[new] = self._stop(outlying[new], [x[new] for x in known], last)
+                seen[new[stop[new] >= 0]] = last
+            if len(done := old[stop[old] == last]):
+                parts = outlying[done], [x[done] for x in known], [x[done] for x in sample]
+                means[done], errors[done] = self._combined(*parts, seen[done], last)
             too_many = stop[left] >= len(self.segments)
             rest.append(left[too_many])
             left = left[~too_many & (~decided | (stop[left] > last))]
@@ -195,22 +201,25 @@ def _strata(
     sizes: np.ndarray, order: np.ndarray
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """The outlying rows, those of each stratum in a given order, and how many of them the first
-    segment has."""
+    segment has. A stratum of which that would be half is outlying."""
     outlying = np.zeros(len(sizes), bool)
     n = min(OUTLYING, len(sizes) // 8)
     outlying[np.argpartition(sizes, -n)[len(sizes) - n :]] = True
     order = order[~outlying[order]]
     levels = np.log(np.maximum(sizes[order] / sizes[order].mean(), 1) / 2) / np.log(RATIO)
-    levels, member, numbers = np.unique(
-        np.maximum(np.floor(levels) + 1, 0), return_inverse=True, return_counts=True
-    )
-    rates, sampled = RATIO**levels, np.ones(len(levels), bool)
-    for _ in range(2):
+    level = np.maximum(np.floor(levels) + 1, 0).astype(np.int64)
+    numbers = np.bincount(level)
+    rates, sampled = float(RATIO) ** np.arange(len(numbers)), numbers > 0
+    while True:
         rates *= FIRST / (rates @ (numbers * sampled))
         first = np.maximum(rates * numbers, LEAST_SAMPLE)
-        sampled = (first < numbers / 2) | (levels == 0)
-    outlying[order[~sampled[member]]] = True
-    strata = [order[member == k] for k in np.flatnonzero(sampled)]
+        whole = sampled & (first >= numbers / 2)
+        whole[0] = False
+        if not whole.any():
+            break
+        sampled &= ~whole
+    outlying[order[~sampled[level]]] = True
+    strata = [order[level == k] for k in np.flatnonzero(sampled)]
     return np.flatnonzero(outlying), strata, first[sampled]
 
 

@@ -142,7 +142,7 @@ class Sketch:
                 "them up"
             )
         if sign < 0:
-            self._remove([(codes, rounded[p, None]) for p, codes in self.codes_by_chunk(X)])
+            self._remove(X, rounded)
         else:
             for part, codes in self.codes_by_chunk(X):
                 if self.forgetting is None:
@@ -152,15 +152,15 @@ class Sketch:
         self.total = total if self.forgetting is None else self.forgetting.weight(self.table)
         self.whole = whole
 
-    def _remove(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Of codes and weights; ValueError when less than nothing would be left in a bucket."""
-        for codes, weights in parts:
-            self.table.remove(codes, weights)
+    def _remove(self, X: np.ndarray, weights: np.ndarray) -> None:
+        """ValueError, and nothing is removed, when less than nothing would be left in a bucket."""
         hashes = np.arange(self.n_hashes)
-        if any((self.table.table[hashes, codes.astype(np.intp)] < 0).any() for codes, _ in parts):
-            for codes, weights in parts:
-                self.table.add(codes, weights)
-            raise ValueError("X must be rows that were added, with their weights, got others")
+        for part, codes in self.codes_by_chunk(X):
+            self.table.remove(codes, weights[part, None])
+            if (self.table.table[hashes, codes.astype(np.intp)] < 0).any():
+                for again, codes in self.codes_by_chunk(X[: part.stop]):
+                    self.table.add(codes, weights[again, None])
+                raise ValueError("X must be rows that were added, with their weights, got others")
 
     @property
     def _held(self) -> float:

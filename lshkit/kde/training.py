@@ -107,7 +107,7 @@ class PermutedRows:
 
     A row of more than HEAVY times the mean weight is several that share its weight, up to 1 / HEAVY
     of all rows more: none that a sample misses stands for much more than another.
-    order: of each the row of the training. place: where each is that was not permuted.
+    order[i] is the training's row that is the permuted row i.
     """
 
     rows: np.ndarray
@@ -120,9 +120,7 @@ class PermutedRows:
             share = weights * (n / (HEAVY * training.total))
             copies = np.maximum(np.ceil(share), 1).astype(np.int64)
         self.split = copies > 1  # of the training's rows
-        permutation = rng.permutation(copies.sum())
-        self.order = np.repeat(np.arange(n), copies)[permutation]
-        self.place = np.argsort(permutation)
+        self.order = np.repeat(np.arange(n), copies)[rng.permutation(copies.sum())]
         geometry = training.geometry
         single = geometry.rounding(training.reach) <= SAMPLED
         shape = len(self.order), training.X.shape[1]
@@ -167,7 +165,7 @@ class PermutedRows:
     def nbytes(self) -> int:
         blocks = bytes_of_blocks(self.rows, min(len(self.rows), IN_BLOCKS))
         weights = 0 if self.weights is None else self.weights.nbytes
-        return self.rows.nbytes + 2 * self.order.nbytes + weights + blocks
+        return self.rows.nbytes + self.order.nbytes + self.split.nbytes + weights + blocks
 
 
 def blocks_of(rows: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from lshkit.distributed.dask.widths import SUPPORTED, widths_of
 from lshkit.kde import LSHKernelDensity, kernels
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_parameters, keeps_rows
+from lshkit.kde.fitted import restored_after_errors
 from lshkit.kde.method import Accuracy
 from lshkit.kde.methods import METHODS
 from lshkit.kde.samples import N_PILOT
@@ -152,13 +153,15 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         """Fits the rows of a Dask array `(n, n_features)` or dataframe. Returns self.
 
         Computes: the sketch, or the shards and what the pilot finds out about them.
-        sample_weight: a Dask array `(n,)`, for a dataframe a series; >= 0 and not all 0.
+        sample_weight: a Dask array `(n,)`, for a dataframe a series; >= 0 and not all 0. After an
+        error what was fitted before stays.
         """
-        for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_")]:
-            delattr(self, name)
-        self._add(X, sample_weight)
-        if self._sketch is None:
-            self._prepare()
+        with restored_after_errors(self):
+            for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_")]:
+                delattr(self, name)
+            self._add(X, sample_weight)
+            if self._sketch is None:
+                self._prepare()
         return self
 
     def partial_fit(self, X: Any, y: object = None, sample_weight: Any = None) -> Self:

@@ -229,6 +229,8 @@ def test_rows_that_cannot_be(algorithm, client):
     density.fit(rows)
     with pytest.raises(ValueError, match="X has 7 features, but .* is expecting 8"):
         density.partial_fit(rows[:, :7])
+    with pytest.raises(ValueError, match="sample_weight must not be all zero"):
+        density.fit(rows[:, :7], sample_weight=0 * weights)
     assert density.n_samples_seen_ == 5000
     with pytest.raises(ValueError, match="X has 7 features"):
         density.kernel_mean(rows[:, :7])
