@@ -24,9 +24,10 @@ class SampledMeans:
 
     How much a row may change a mean, its size, is its weight times sqrt(1 + d^2), d the distance of
     its values from their mean in standard deviations (the largest of its outputs). Rows of about
-    the same size are a stratum, and strata are sampled at rates that grow with their sizes: no row
-    that a sample misses stands for much more than another. The largest rows, and strata of which
-    the first segment would be half, are outlying: every query reads them.
+    the same size are a stratum (the first, up to twice the median), and strata are sampled at rates
+    that grow with their sizes: no row that a sample misses stands for much more than another. The
+    largest rows, and strata of which the first segment would be half, are outlying: every query
+    reads them.
 
     The rows of a stratum are permuted once and read in segments that double. The first segments of
     a query are its history: as soon as MIN_EFFECTIVE rows carry its weight, the error that they
@@ -206,18 +207,13 @@ def _strata(
     n = min(OUTLYING, len(sizes) // 8)
     outlying[np.argpartition(sizes, -n)[len(sizes) - n :]] = True
     order = order[~outlying[order]]
-    levels = np.log(np.maximum(sizes[order] / sizes[order].mean(), 1) / 2) / np.log(RATIO)
-    level = np.maximum(np.floor(levels) + 1, 0).astype(np.int64)
+    relative = np.maximum(sizes[order] / np.median(sizes[order]), 1)
+    level = np.maximum(np.floor(np.log(relative / 2) / np.log(RATIO)) + 1, 0).astype(np.int64)
     numbers = np.bincount(level)
-    rates, sampled = float(RATIO) ** np.arange(len(numbers)), numbers > 0
-    while True:
-        rates *= FIRST / (rates @ (numbers * sampled))
-        first = np.maximum(rates * numbers, LEAST_SAMPLE)
-        whole = sampled & (first >= numbers / 2)
-        whole[0] = False
-        if not whole.any():
-            break
-        sampled &= ~whole
+    wanted = float(RATIO) ** np.arange(len(numbers)) * numbers
+    sampled = (numbers > 0) & (wanted * (FIRST / wanted.sum()) < numbers / 2)
+    sampled[0] = True
+    first = np.maximum(wanted * (FIRST / wanted[sampled].sum()), LEAST_SAMPLE)
     outlying[order[~sampled[level]]] = True
     strata = [order[level == k] for k in np.flatnonzero(sampled)]
     return np.flatnonzero(outlying), strata, first[sampled]

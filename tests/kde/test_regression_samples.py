@@ -35,7 +35,7 @@ def test_samples_have_the_stated_error(name, weighted):
     assert (observed < 0.1 * values.std(axis=0)).all()
 
 
-@pytest.mark.parametrize(("n", "n_strata"), [(900, 1), (6000, 2)])
+@pytest.mark.parametrize(("n", "n_strata"), [(900, 1), (6000, 3)])
 def test_a_sample_is_the_formula(monkeypatch, n, n_strata):
     """Outlying rows and history as they are; of each stratum, a sample stands for the others."""
     monkeypatch.setattr(sampled_means, "FIRST", 64)
@@ -200,6 +200,7 @@ def test_strata_are_sampled_by_size(deviation):
     assert first.sum() == pytest.approx(2048, rel=0.05)
     counted = [sizes[rows] * len(rows) / n for rows, n in zip(strata, first, strict=True)]
     most = max(x.max() for x in counted)
-    assert all(x.min() > 0.24 * most for x in counted[1:])
+    larger = zip(counted[1:], first[1:], strict=True)  # 32 rows are the least of a sample
+    assert all(x.min() > 0.24 * most for x, n in larger if n > 32)
     for rows in strata:
         assert np.array_equal(rows, order[np.isin(order, rows)])
