@@ -184,6 +184,9 @@ def as_weights(weights: Rows | None, n: int, all_zero: bool = False) -> np.ndarr
     if weights is None:
         return None
     weights = detached("sample_weight", weights)
+    if np.iscomplexobj(weights):  # scikit-learn's error names no argument
+        got = f"dtype {np.asarray(weights).dtype}"
+        raise TypeError(f"sample_weight must hold real numbers, got {got}")
     options = dict(ensure_2d=False, ensure_min_samples=0, input_name="sample_weight")
     weights = check_array(weights, allow_nd=True, dtype=np.float64, **options)
     if weights.shape != (n,):

@@ -374,6 +374,8 @@ def test_bad_calls():
     ):
         with pytest.raises(ValueError, match=message):
             model.fit(ROWS, VALUES, weights)
+    with pytest.raises(TypeError, match="sample_weight must hold real numbers, got dtype complex"):
+        model.fit(ROWS, VALUES, 1j * WEIGHTS)
     for values in (VALUES[:9], VALUES * np.nan, VALUES + np.inf, VALUES[:0]):
         with pytest.raises(ValueError):
             model.fit(ROWS, values)
