@@ -116,6 +116,8 @@ class SampledMeans:
             if last == len(self.segments) - 1:  # no sample would be left
                 rest.append(left[seen[left] < 0])
                 left = left[seen[left] >= 0]
+            if len(left) == 0:
+                break
             decided = seen[left] >= 0
             old, new = left[decided], left[~decided]
             for k, rows in segment:
@@ -132,8 +134,6 @@ class SampledMeans:
             too_many = stop[left] >= len(self.segments)
             rest.append(left[too_many])
             left = left[~too_many & (~decided | (stop[left] > last))]
-            if len(left) == 0:
-                break
         return means, errors, np.concatenate([*rest, left]), read
 
     def _stop(self, outlying: Moments, known: list[Moments], last: int) -> np.ndarray:
