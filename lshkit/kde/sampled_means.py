@@ -147,7 +147,7 @@ class SampledMeans:
         for part, c in zip(known, copies, strict=True):
             scale = factor(part.shift, whole.shift)[:, None] ** 2
             squares = squares + scale * part.squared_residuals(means) * (1 - 1 / c)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             errors = np.sqrt(squares) / whole.first[:, :1]
             wanted = SAFETY * GROWTH**last * (errors / self.limit) ** 2
         wanted = np.where(errors > 0, wanted, 0).max(axis=1)  # a limit of 0, of values all equal

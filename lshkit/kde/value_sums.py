@@ -16,8 +16,10 @@ from lshkit.kde.geometry import Geometry
 from lshkit.kde.sums import EXACT, Sums
 from lshkit.kde.training import Training
 
+LOG_2 = float(np.log(2))
 SINGLE = 1e-5  # error of a log kernel for rows in float32, whose own rounding moves it as much
 FEW = 256  # rows, up to which all is float64: some microseconds a query, and right to 1e-15
+LEAST_SQUARE = 1e-34  # sum of squares in which float32's least numbers, 1e-38, do not count
 LEAST_VALUE = 2.0**-60  # over the largest of its pass, so that float32 holds its square
 
 
@@ -70,7 +72,8 @@ class Moments:
         """Rows of equal weight that would have the same error."""
         with np.errstate(invalid="ignore", divide="ignore"):
             rows = self.first[:, 0] ** 2 / self.second[:, 0, 0]
-        return np.where(self.first[:, 0] > 0, rows, 0.0)
+        # Of smaller squares, of weights far below the largest, float32 lost what tells.
+        return np.where(self.second[:, 0, 0] > LEAST_SQUARE, rows, 0.0)
 
 
 def factor(shift: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -100,7 +103,10 @@ class ValueRows:
     ) -> None:
         order = np.argsort(values[:, 0] < 0, kind="stable")
         self.geometry, self.rows = geometry, np.ascontiguousarray(rows[order])
-        self.weights = None if weights is None else weights[order]
+        self.weights, self.log_unit = None, 0.0
+        if weights is not None:  # in a unit of about the largest, whose squares float32 holds
+            exponent = int(np.frexp(weights.max(initial=1e-300))[1])
+            self.weights, self.log_unit = np.ldexp(weights[order], -exponent), exponent * LOG_2
         self.options: dict[str, Any] = {"scaled": scaled, "reach": reach, "tolerance": tolerance}
         self.n_outputs, self.parts = values.shape[1], []
         for output, column in enumerate(values[order].T):
@@ -149,6 +155,7 @@ class ValueRows:
                     unit * factor(of_roots.shift, out.shift) ** 2 * of_roots.squares
                 )
                 out.second[:, 2, output] += (unit * scale) ** 2 * of_values.squares
+        out.shift = out.shift + self.log_unit
         return out
 
     @property

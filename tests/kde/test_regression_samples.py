@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases.regression import problem
+from cases.regression import plain, problem
 
 from lshkit.kde import LSHKernelRegressor, sampled_means
 from lshkit.reference import log_kernel
@@ -204,3 +204,18 @@ def test_strata_are_sampled_by_size(deviation):
     assert all(x.min() > 0.24 * most for x, n in larger if n > 32)
     for rows in strata:
         assert np.array_equal(rows, order[np.isin(order, rows)])
+
+
+@pytest.mark.parametrize("weight", [1e18, 1e24, 1e30])
+@pytest.mark.parametrize("n_heavy", [1, 10_000])
+def test_errors_of_samples_beside_far_heavier_rows(weight, n_heavy):
+    """Squares of the light rows' weights, over the largest, are less than float32 holds."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(20_000, 2)), rng.normal(size=(50, 2))
+    rows[:n_heavy, 0] += 20
+    values, weights = rows[:, 1] + rng.normal(size=20_000), np.ones(20_000)
+    weights[:n_heavy] = weight
+    model = LSHKernelRegressor(bandwidth=1.0, algorithm="random", random_state=0)
+    means, errors = model.fit(rows, values, weights).predict(queries, return_std=True)
+    wanted = plain("gaussian", queries, rows, values[:, None], weights=weights)[:, 0]
+    assert (np.abs(means - wanted) > 3 * errors + 1e-6).mean() <= 0.02
