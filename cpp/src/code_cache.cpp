@@ -16,13 +16,15 @@ namespace lshkit {
 namespace {
 
 // As in reference/code_cache.py.
-constexpr double kFloor = 0.1;        // share of the pilot that is uniform
-constexpr double kLeastPilot = 64;    // keys
-constexpr index_t kMeasured = 64;     // keys whose scores tell how far to trust estimates
+constexpr double kFloor = 0.1;      // share of the pilot that is uniform
+constexpr double kLeastPilot = 64;  // keys
+constexpr index_t kMeasured = 64;   // keys whose scores tell how far to trust estimates
+constexpr float kLeastNorm = 1e-30f;
 constexpr double kLeastError = 0.01;  // stated of a sample, in epsilon
 // Epsilons: what is expected of a sample of the size that the pilot asks for is about one.
 constexpr double kEnough = 1.02;
 constexpr double kMostExpected = 2;  // error: about as far as two means of values can be apart
+constexpr double kMostHalf = 15000;  // of the variance, at a norm of 256
 
 // A query's table of entries for every 4 bits.
 struct QueryTable {
@@ -72,7 +74,7 @@ struct QueryTable {
     for (; fixed > 32767; ++shift) fixed /= 2;  // of peaked scores
     factor = int(fixed + 0.5);
     variance = each * each * (squares * n_features / n_bits) * (kPi / 2 - 1) / n_bits;
-    half_variance = int(std::min(sharp * 0.5 * variance * 65536 + 0.5, 16000.0));
+    half_variance = int(std::min(sharp * 0.5 * variance * 65536 + 0.5, kMostHalf));
   }
 };
 
@@ -109,6 +111,7 @@ struct Step {
   const StepScratch& s;
   index_t n;  // keys seen
   index_t head, n_values;
+  double value_square;  // of the unit of values' norms
   CodeRead read;
   CodeSums sums{};
   index_t n_read = 0;
@@ -181,18 +184,19 @@ struct Step {
     }
     return kept;
   }
-  // The error by the sample, and that of an expected variance of 1.
+  // The error by the sample, that of an expected sum of w^2 (|v|^2 + |out|^2) (1 - p) / p of 1, and
+  // |out|^2.
   struct Error {
-    double sample, expected;
-    // variance: what sums.variance may be by the estimates, which counts where it is more: where
-    // few keys matter and none of those that were missed does, the sample alone shows too little.
+    double sample, expected, out;
+    // variance: what that sum may be by the estimates, which counts where it is more: where few
+    // keys matter and none of those that were missed does, the sample alone shows too little.
     double stated(double variance) const {
       return std::max(sample, std::min(expected * std::sqrt(variance), kMostExpected));
     }
   };
   Error error() const {
     double along = 0, square = 0;
-    if (!(sums.denominator > 0)) return {INFINITY, 0};  // nothing that was read says anything
+    if (!(sums.denominator > 0)) return {INFINITY, 0, 0};  // nothing that was read says anything
     const double inverse = 1.0 / sums.denominator;
     for (index_t c = 0; c < n_values; ++c) {
       const double out = sums.numerator[c] * inverse;
@@ -200,18 +204,20 @@ struct Step {
     }
     const double variance =
         std::max(sums.variance_squares - 2 * along + sums.variance * square, 0.0);
-    const double each =
-        sums.variance > 0 ? variance / sums.variance : sums.squares / sums.denominator;
+    // The variance has |v - out|^2: the sample says how much less that is.
+    const double apart = sums.variance_squares + sums.variance * square;
+    const double less = apart > 0 ? variance / apart : 1;
     const double unit = o.quantile / std::sqrt(std::max(sums.denominator * sums.squares, 1e-300));
-    return {unit * std::sqrt(variance), unit * std::sqrt(each)};
+    return {unit * std::sqrt(variance), unit * std::sqrt(less), square};
   }
   // How much lower the second sample's threshold is, for an error of epsilon, if that many keys may
   // be read.
-  int shift(const Error& pilot, const Estimated& estimated, double wanted, int threshold,
+  int shift(const Error& pilot, Estimated& estimated, double wanted, int threshold,
             int floor) const {
+    estimated.expect(sums.largest, value_square, pilot.out);
     const double allowed = std::max(double(o.max_share) * n - n_read, wanted);
     const auto variance = [&](int lower) {
-      return estimated.variance(threshold - lower, std::max(floor - lower, 0), sums.largest);
+      return estimated.variance(threshold - lower, std::max(floor - lower, 0));
     };
     const double ratio = std::min(pilot.stated(variance(0)) / o.epsilon, 1e30);  // NaN: a value is
     const double times = ratio > 1 ? ratio * ratio : 1;
@@ -242,10 +248,15 @@ struct Step {
       return 0;
     }
     const QueryTable table(s.table, s.projections, n_bits, n_features, o.scale, norm);
-    CodeScan scan{codes,       (last + kCodeBlock - 1) / kCodeBlock,
-                  n_bits,      s.table,
-                  table.zero,  table.factor,
-                  table.shift, table.half_variance,
+    CodeScan scan{codes,
+                  (last + kCodeBlock - 1) / kCodeBlock,
+                  n_bits,
+                  s.table,
+                  table.zero,
+                  table.factor,
+                  table.shift,
+                  table.half_variance,
+                  size_factor(table.sharp),
                   s.estimates};
     kernels().code_estimates(scan);
     const double wanted = std::max(0.5 * double(o.min_share) * n, kLeastPilot);
@@ -278,8 +289,10 @@ struct Step {
     probabilities(s.rows, count, threshold - lower, low);
     add(s.rows, count, s.probability);
     n_read += count;
-    const double expected = estimated.variance(threshold - lower, low, sums.largest);
-    return std::max(error().stated(expected), kLeastError * o.epsilon);
+    const Error last_error = error();
+    estimated.expect(sums.largest, value_square, last_error.out);
+    return std::max(last_error.stated(estimated.variance(threshold - lower, low)),
+                    kLeastError * o.epsilon);
   }
 };
 
@@ -293,7 +306,7 @@ void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t e
   constexpr index_t kRows = 512;  // of a task, from a multiple on
   const index_t first_task = begin / kRows, tasks = (end + kRows - 1) / kRows - first_task;
   if (begin >= end) return;
-  const index_t block_bytes = (keys.n_bits / 8 + 1) * kCodeBlock;
+  const index_t block_bytes = code_bytes(keys.n_bits) * kCodeBlock;
   parallel_for(keys.key_heads * tasks, threads, [&](index_t task) {
     const index_t head = task / tasks, from = (first_task + task % tasks) * kRows;
     const index_t first = std::max(begin, from), last = std::min(end, from + kRows);
@@ -301,13 +314,17 @@ void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t e
     CodeRows rows;
     rows.key = matrix_at(keys.key, sequence, head, keys.starts[sequence] + first);
     rows.element = keys.key.element;
+    rows.value = matrix_at(keys.value, sequence, head, keys.starts[sequence] + first);
     rows.key_stride = keys.key.row_stride;
+    rows.value_stride = keys.value.row_stride;
     rows.rows = last - first;
     rows.n_features = keys.n_features;
+    rows.n_values = keys.n_values;
     rows.n_bits = keys.n_bits;
     rows.planes = keys.planes + head * keys.n_features * keys.n_bits;
     rows.centre = keys.centre + matrix * keys.n_features;
-    rows.norm = std::max(keys.norm[matrix], 1e-30f);
+    rows.norm = std::max(keys.norm[matrix], kLeastNorm);
+    rows.value_norm = std::max(keys.value_norm[matrix], kLeastNorm);
     rows.codes = keys.codes + matrix * keys.n_blocks * block_bytes;
     rows.first = first;
     Arena size;
@@ -317,11 +334,10 @@ void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t e
   });
 }
 
-void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
-               Tensor<const float> query, index_t heads, index_t n_queries,
+void code_step(const CodedKeys& keys, Tensor<const float> query, index_t heads, index_t n_queries,
                const CodeStepOptions& options, const CodeStepOutputs& outputs, int threads) {
-  const index_t group = heads / keys.key_heads, d = keys.n_features;
-  const index_t block_bytes = (keys.n_bits / 8 + 1) * kCodeBlock;
+  const index_t group = heads / keys.key_heads, d = keys.n_features, n_values = keys.n_values;
+  const index_t block_bytes = code_bytes(keys.n_bits) * kCodeBlock;
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   parallel_for(keys.batch * heads * n_queries, threads, [&](index_t task) {
     const index_t batch = task / (heads * n_queries), head = task / n_queries % heads;
@@ -344,16 +360,17 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
     const StepScratch scratch(Arena(thread_scratch(bytes)), n, d, n_values, keys.n_bits);
     std::fill_n(scratch.query, whole_registers(d), 0.0f);
     for (index_t i = 0; i < d; ++i) scratch.query[i] = q[i] * options.scale;
-    Step step{options, scratch, n, head, n_values, {}};
+    const index_t matrix = batch * keys.key_heads + key_head;
+    const double value_norm = std::max(keys.value_norm[matrix], kLeastNorm);
+    Step step{options, scratch, n, head, n_values, value_norm * value_norm, {}};
     step.read.query = scratch.query;
     step.read.key = matrix_at(keys.key, batch, key_head, start);
-    step.read.value = matrix_at(value, batch, key_head, start);
-    step.read.element = value.element;
+    step.read.value = matrix_at(keys.value, batch, key_head, start);
+    step.read.element = keys.value.element;
     step.read.key_stride = keys.key.row_stride;
-    step.read.value_stride = value.row_stride;
+    step.read.value_stride = keys.value.row_stride;
     step.read.n_features = d;
     step.read.n_values = n_values;
-    const index_t matrix = batch * keys.key_heads + key_head;
     if (n > options.exact_up_to)
       kernels().code_projections(q, d, keys.planes + key_head * d * keys.n_bits, keys.n_bits,
                                  scratch.projections);

@@ -15,7 +15,8 @@ namespace lshkit {
 inline constexpr int kUnit = 64;              // estimates are integers, in 1/64 nat
 inline constexpr index_t kNoise = 1 << 14;    // entries of the table of exponential variates
 inline constexpr index_t kSegment = 1 << 12;  // keys that read the table from the same place
-inline constexpr double kSharpness = 0.75;    // the probability grows as exp(0.75 estimate)
+inline constexpr double kSharpness = 0.75;    // the probability: as (exp(estimate) size)^0.75
+inline constexpr int kSizeUnit = 32;          // of a nat of a value's size, in its byte
 inline constexpr index_t kCounted = 4096;     // most keys that are counted to find the threshold
 inline constexpr int kBin = 16;               // units of a bin of that count
 inline constexpr double kFarthest = 3.5;  // deviations of an estimate's error, that are expected
@@ -25,6 +26,7 @@ inline constexpr double kFarthest = 3.5;  // deviations of an estimate's error, 
 struct Noise {
   std::vector<std::int16_t> table;  // the first ones again behind the last
   std::vector<float> survival;
+  std::vector<double> against;  // (1 - p) / p of the same
 
   Noise() : table(kNoise + kSegment + kSelectPadding) {
     const RandomStream random(0, 0);
@@ -38,12 +40,16 @@ struct Noise {
     for (index_t i = 0; i < kNoise; ++i) ++survival[table[i]];
     for (std::size_t t = survival.size() - 1; t-- > 0;) survival[t] += survival[t + 1];
     for (float& share : survival) share /= float(kNoise);
+    for (const float p : survival) against.push_back((1.0 - p) / p);
     for (std::size_t i = kNoise; i < table.size(); ++i) table[i] = table[i - kNoise];
   }
   // Of a key whose estimate is `gap` below the threshold.
-  float probability(int gap, int floor) const {
-    const int at = std::min(gap, floor), last = int(survival.size()) - 1;
-    return survival[std::clamp(at, 0, last)];
+  float probability(int gap, int floor) const { return survival[index(gap, floor)]; }
+  double odds_against(int gap, int floor) const { return against[index(gap, floor)]; }
+
+ private:
+  int index(int gap, int floor) const {
+    return std::clamp(std::min(gap, floor), 0, int(survival.size()) - 1);
   }
 };
 inline const Noise& noise() {
@@ -51,42 +57,82 @@ inline const Noise& noise() {
   return tables;
 }
 
+// Units of estimates in 128 of a size's byte.
+inline int size_factor(double sharp) { return int(128 / kSizeUnit * sharp + 0.5); }
+
+// Sums over keys, two in a word: a key adds 1 and its squared norm, and of its value u^-2 in 255ths
+// and its size's byte.
+struct Counted {
+  std::uint64_t keys = 0, values = 0;
+
+  static std::uint64_t key(unsigned norm) { return (std::uint64_t(1) << 32) + norm * norm; }
+  static std::uint32_t high(std::uint64_t sum) { return std::uint32_t(sum >> 32); }
+  static std::uint32_t low(std::uint64_t sum) { return std::uint32_t(sum); }
+};
+struct CountedValues {
+  std::uint64_t of[256];
+  CountedValues() {
+    for (std::uint64_t size = 0; size < 256; ++size)
+      of[size] = (std::uint64_t(255 * std::exp(-2.0 / kSizeUnit * size) + 0.5) << 32) + size;
+  }
+};
+inline const CountedValues& counted_values() {
+  static const CountedValues values;
+  return values;
+}
+
+// log E exp(2 e) of a normal error e that is at most kFarthest deviations, as of few keys none is
+// more: 2 s^2 + log P(a standard normal is more than x = 2 s - kFarthest).
+inline double log_square_of_error(double deviation) {
+  const double x = 2 * deviation - kFarthest;
+  if (x < 10) return 2 * deviation * deviation + std::log(0.5 * std::erfc(x * std::sqrt(0.5)));
+  const double square = 1 / (x * x);  // 2 s^2 and -x^2 / 2, the leading term, cancel in part
+  return kFarthest * (2 * deviation - kFarthest / 2) - std::log(x) - 0.91893853320467274 +
+         std::log1p((3 * square - 1) * square);
+}
+
 // What the estimates of some of the keys tell of all that are not read anyway: their counts by bins
-// and the squared weights that are expected (reference: Estimated).
+// and the squares that are expected of weights times their values' sizes (reference: Estimated).
 class Estimated {
  public:
-  // codes: of all keys, with their norms in bytes. sharp: units in a nat. variance: of the error at
-  // a norm of 1, of which estimates have `part` in them. offset: what all scores have besides.
+  // codes: of all keys, with norms and sizes in bytes. sharp: units in a nat. variance: of the
+  // error at a norm of 1, of which estimates have `part` in them. offset: what all scores have
+  // besides.
   Estimated(const std::int16_t* estimates, const std::uint8_t* codes, index_t n_bits, index_t first,
             index_t last, double sharp, double variance, double part, double offset)
       : estimates_(estimates),
-        codes_(codes),
-        row_(n_bits / 8),
+        norms_and_sizes_(codes + n_bits / 8 * kCodeBlock),
+        block_bytes_(code_bytes(n_bits) * kCodeBlock),
         sharp_(sharp),
         variance_(variance),
         part_(part) {
     const index_t n = last - first;
     const index_t stride = (n + kCounted - 1) / kCounted | 1;  // odd: tokens may alternate
-    constexpr int kBins = 65536 / kBin, kSquares = 40;  // bits of squared norms; above, the count
-    std::int64_t sums[kBins] = {};
-    const auto bin = [](std::int16_t e) { return unsigned(int(e) + 32768) / kBin; };
-    for (std::size_t j = first; j < std::size_t(last); j += stride)
-      sums[bin(estimates[j])] += (std::int64_t(1) << kSquares) + square_of_norm(j);
-    sums[bin(kSureEstimate)] = 0;  // no other estimate is there
-    int low = 0, high = kBins - 1;
-    while (low < kBins - 1 && !sums[low]) ++low;
-    while (high > low && !sums[high]) --high;
-    least_ = low * kBin + kBin / 2 - 32768;
-    each_ = double(n) / double((n + stride - 1) / stride);
-    bins_.resize(high - low + 1);
-    for (int b = low; b <= high; ++b) {
-      Bin& to = bins_[b - low];
-      to.count = double(sums[b] >> kSquares);
-      to.variance = variance * double(sums[b] & ((std::int64_t(1) << kSquares) - 1)) /
-                    std::max(to.count, 1.0);
-      to.score = at(b - low) / sharp - part * to.variance;
+    int least = kSureEstimate, most = -kSureEstimate;
+    for (index_t j = first; j < last; j += stride) {
+      const int estimate = estimates[j];
+      least = std::min(least, estimate);
+      most = std::max(most, estimate == kSureEstimate ? most : estimate);
     }
-    expect_squares(offset);
+    // By estimates, which have sizes in them, and by those of the scores alone.
+    const int factor = size_factor(sharp);
+    const int low = floor_of_bin(least), low_score = floor_of_bin(least - (255 * factor >> 7));
+    std::vector<Counted> sums(std::max(most - low, 0) / kBin + 1);
+    std::vector<Counted> of_scores(std::max(most - low_score, 0) / kBin + 1);
+    const std::uint64_t* of_value = counted_values().of;
+    for (index_t j = first; j < last; j += stride) {
+      const int estimate = estimates[j];
+      if (estimate == kSureEstimate) continue;
+      const std::uint8_t* bytes = norm_and_size(j);
+      const std::uint64_t key = Counted::key(bytes[0]);
+      Counted& sum = sums[unsigned(estimate - low) / kBin];
+      sum.keys += key, sum.values += of_value[bytes[1]];
+      of_scores[unsigned(estimate - (bytes[1] * factor >> 7) - low_score) / kBin].keys += key;
+    }
+    each_ = double(n) / double((n + stride - 1) / stride);
+    bins_ = bins_of(sums, low);
+    for (Bin& b : bins_) b.score -= b.log_size;
+    expect_squares(bins_of(of_scores, low_score), offset);
   }
 
   // Expected squares by the line through the exact scores of some keys, drawn uniformly, over their
@@ -98,8 +144,9 @@ class Estimated {
       for (index_t i = 0; i < count; ++i) {
         const int estimate = estimates_[rows[i]];
         if (estimate >= kSureEstimate || !std::isfinite(scores[i])) continue;
-        const double square = double(square_of_norm(rows[i]));
-        add(estimate / sharp_ - part_ * variance_ * square, double(scores[i]),
+        const std::uint8_t* bytes = norm_and_size(rows[i]);
+        const double square = double(bytes[0]) * bytes[0], size = bytes[1] / double(kSizeUnit);
+        add(estimate / sharp_ - part_ * variance_ * square - size, double(scores[i]),
             1 / std::max(square, 1.0));
       }
     };
@@ -115,14 +162,13 @@ class Estimated {
     });
     const double slope = xx > 0 ? std::max(xy / xx, 0.0) : 0;
     const double error = std::max(yy - 2 * slope * xy + slope * slope * xx, 0.0) / (n - 2);
-    for (Bin& b : bins_)
-      b.log = std::max(b.log, 2 * (y + slope * (b.score - x)) +
-                                  log_square_of_error(std::sqrt(error * b.variance / variance_)));
+    for (Bin& b : bins_) b.raise(y + slope * (b.score - x), error * b.variance / variance_);
   }
 
   // At which about `wanted` keys are read, beside those that are at any threshold.
   int threshold(double wanted, int floor) const {
-    int least = least_ - kBin, most = at(count() - 1) + kBin + int(noise().survival.size());
+    int least = bins_.front().at - kBin,
+        most = bins_.back().at + kBin + int(noise().survival.size());
     while (most - least > 1) {
       const int middle = least + (most - least) / 2;
       (keys(middle, floor) > wanted ? least : most) = middle;
@@ -131,7 +177,7 @@ class Estimated {
   }
   // How much lower a threshold and a floor may be so that at most so many keys are read.
   int most_shift(double allowed, int threshold, int floor) const {
-    int least = 0, most = std::max(threshold - least_ + kBin, 1);  // then all are
+    int least = 0, most = std::max(threshold - bins_.front().at + kBin, 1);  // then all are
     if (keys(threshold - most, std::max(floor - most, 0)) <= allowed) return most;
     while (most - least > 1) {
       const int middle = least + (most - least) / 2;
@@ -141,49 +187,84 @@ class Estimated {
     return least;
   }
 
-  // The expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest).
-  double variance(int threshold, int floor, double largest) const {
+  // The expected w^2 (|v|^2 + |out|^2) of each bin's keys, in exp(2 largest), of which `variance`
+  // is a sum. unit, out: the squared norms of the unit of values' norms and of the result.
+  void expect(double largest, double unit, double out) {
+    for (Bin& b : bins_)
+      b.expected = b.count * std::exp(std::min(b.log - 2 * largest, 500.0)) *
+                   (unit * (1 - b.small) + out * b.small);
+  }
+  // The expected sum of w^2 (|v|^2 + |out|^2) (1 - p) / p over all keys.
+  double variance(int threshold, int floor) const {
     double sum = 0;
-    for (int b = 0; b < count(); ++b) {
-      if (!(bins_[b].count > 0)) continue;
-      const double p = noise().probability(threshold - at(b), floor);
-      sum += bins_[b].count * std::exp(std::min(bins_[b].log - 2 * largest, 600.0)) * (1 - p) / p;
-    }
+    for (const Bin& b : bins_) sum += b.expected * noise().odds_against(threshold - b.at, floor);
     return sum * each_;
   }
 
  private:
   struct Bin {
-    double count, score, variance;  // of what was counted, on average
-    double log = -INFINITY;         // of E w^2
+    int at;  // its middle
+    double count;
+    // Of what was counted, on average: the score, the variance of its error, log u and u^-2.
+    double score = 0, variance = 0, log_size = 0, small = 0;
+    double log = -INFINITY;  // of E (w u)^2
+    double expected = 0;     // see expect()
+
+    // If scores are expected there, with errors of a variance.
+    void raise(double expected_score, double errors) {
+      const double twice = 2 * (expected_score + log_size);
+      if (twice + 2 * errors > log)  // at most so much
+        log = std::max(log, twice + log_square_of_error(std::sqrt(errors)));
+    }
   };
   // So many are read.
   double keys(int threshold, int floor) const {
     double sum = 0;
-    for (int b = 0; b < count(); ++b)
-      if (bins_[b].count > 0)
-        sum += bins_[b].count * double(noise().probability(threshold - at(b), floor));
+    for (const Bin& b : bins_) sum += b.count * noise().probability(threshold - b.at, floor);
     return sum * each_;
   }
-  std::int64_t square_of_norm(std::size_t key) const {
-    const std::size_t block = key / kCodeBlock, lane = key % kCodeBlock;
-    const std::int64_t norm =
-        codes_[(block * (row_ + 1) + row_) * kCodeBlock + 2 * (lane % 32) + lane / 32];
-    return norm * norm;
+  const std::uint8_t* norm_and_size(std::size_t key) const {
+    return norms_and_sizes_ + key / kCodeBlock * block_bytes_ + 2 * (key % kCodeBlock);
   }
-  int count() const { return int(bins_.size()); }
-  int at(int b) const { return least_ + b * kBin; }
+  static int floor_of_bin(int estimate) { return estimate & -kBin; }
 
-  void expect_squares(double offset) {
+  // Those that have keys, or the last one. A score is what is in the bins.
+  std::vector<Bin> bins_of(const std::vector<Counted>& sums, int low) const {
+    std::vector<Bin> bins;
+    bins.reserve(sums.size());
+    for (std::size_t b = 0; b < sums.size(); ++b) {
+      if (!sums[b].keys && b + 1 < sums.size()) continue;
+      Bin to{low + int(b) * kBin + kBin / 2, double(Counted::high(sums[b].keys))};
+      const double share = 1 / std::max(to.count, 1.0);
+      to.variance = variance_ * share * Counted::low(sums[b].keys);
+      to.log_size = share / kSizeUnit * Counted::low(sums[b].values);
+      to.small = share / 255 * Counted::high(sums[b].values);
+      to.score = to.at / sharp_ - part_ * to.variance;
+      bins.push_back(to);
+    }
+    return bins;
+  }
+
+  // From all scores, whatever the sizes.
+  void expect_squares(const std::vector<Bin>& scores, double offset) {
     double n = 0, mean = 0, square = 0, variance = 0;
-    for (const Bin& b : bins_)
+    for (const Bin& b : scores)
       n += b.count, mean += b.count * b.score, variance += b.count * b.variance;
     if (!(n > 0)) return;
     mean /= n, variance /= n;
-    for (const Bin& b : bins_) square += b.count * (b.score - mean) * (b.score - mean);
+    for (const Bin& b : scores) square += b.count * (b.score - mean) * (b.score - mean);
     expect_squares(offset, mean, square / n, variance);
     // Where keys are in groups, those that matter may be of one whose scores vary more.
     for (const Tail& tail : kTails) {
+      // The score behind so many others.
+      const auto score_at = [&](double rank) {
+        double above = 0;
+        for (std::size_t b = scores.size() - 1; b > 0; --b) {
+          above += scores[b].count;
+          if (above >= rank) return scores[b].score;
+        }
+        return scores[0].score;
+      };
       const double high = score_at(tail.high * n), low = score_at(tail.low * n);
       const double deviation = (high - low) / (tail.high_normal - tail.low_normal);
       expect_squares(offset, low - tail.low_normal * deviation, deviation * deviation, variance);
@@ -194,27 +275,8 @@ class Estimated {
     const double shrink = std::max(0.0, 1 - error / std::max(square, 1e-300));
     for (Bin& b : bins_) {
       const double expected = mean + shrink * (b.score - mean);
-      b.log = std::max(
-          b.log, 2 * (offset + expected) + log_square_of_error(std::sqrt(shrink * b.variance)));
+      b.raise(offset + expected, shrink * b.variance);
     }
-  }
-  // log E exp(2 e) of a normal error e that is at most kFarthest deviations, as of few keys none is
-  // more: 2 s^2 + log P(a standard normal is more than x = 2 s - kFarthest).
-  static double log_square_of_error(double deviation) {
-    const double x = 2 * deviation - kFarthest;
-    if (x < 10) return 2 * deviation * deviation + std::log(0.5 * std::erfc(x * std::sqrt(0.5)));
-    const double square = 1 / (x * x);  // 2 s^2 and -x^2 / 2, the leading term, cancel in part
-    return kFarthest * (2 * deviation - kFarthest / 2) - std::log(x) - 0.91893853320467274 +
-           std::log1p((3 * square - 1) * square);
-  }
-  // That of the key behind so many others.
-  double score_at(double rank) const {
-    double above = 0;
-    for (int b = count() - 1; b > 0; --b) {
-      above += bins_[b].count;
-      if (above >= rank) return bins_[b].score;
-    }
-    return bins_[0].score;
   }
 
   // Quantiles of scores, as the share of keys that are above, and of a standard normal.
@@ -227,12 +289,11 @@ class Estimated {
   };
 
   const std::int16_t* estimates_;
-  const std::uint8_t* codes_;
-  std::size_t row_;                 // bytes of a key's signs
+  const std::uint8_t* norms_and_sizes_;  // of the first block
+  std::size_t block_bytes_;
   double sharp_, variance_, part_;  // see above
-  int least_;                       // the middle of the first bin
   double each_;                     // keys, that one stands for
-  std::vector<Bin> bins_;
+  std::vector<Bin> bins_;           // that have keys, in order
 };
 
 }  // namespace lshkit

@@ -35,13 +35,13 @@ class CodeCache:
     Each step of a decoder then estimates softmax attention from a few per cent of the keys. For
     models trained with softmax, without training.
 
-    A key is hashed once, when it is appended: `n_bits` signs of projections of the centred key, and
-    its norm in a byte. A query keeps its projections and estimates all scores from the signs. The
-    first `n_sinks` keys and the last `window` are read exactly; any other key with a known
-    probability that grows with its estimated score and is never zero, and its term is divided by
-    that probability. So numerator and denominator are unbiased for those of softmax attention
-    (Horvitz and Thompson 1952). A first sample tells how large the second one must be for an error
-    of at most epsilon with probability 1 - delta.
+    A key is hashed once, when it is appended: `n_bits` signs of projections of the centred key, its
+    norm and its value's, in a byte each. A query keeps its projections and estimates all scores
+    from the signs. The first `n_sinks` keys and the last `window` are read exactly; any other key
+    with a known probability that grows with its estimated score and its value's norm and is never
+    zero, and its term is divided by that probability. So numerator and denominator are unbiased for
+    those of softmax attention (Horvitz and Thompson 1952). A first sample tells how large the
+    second one must be for an error of at most epsilon with probability 1 - delta.
 
     The error is |out - softmax attention|, relative to sqrt(sum_j w_j |v_j|^2), the root mean
     square norm of the values under the attention weights w_j.
@@ -53,7 +53,7 @@ class CodeCache:
         value_dim: features of values, D_v; head_dim if None.
         num_key_heads: number of key and value heads, H_k, a divisor of H: query head h reads key
             head h // (H / H_k). H if None.
-        n_bits: signs kept of a key, a multiple of 64 from 64 to 256: n_bits / 8 + 1 bytes a key.
+        n_bits: signs kept of a key, a multiple of 64 from 64 to 256: n_bits / 8 + 2 bytes a key.
             Fewer are read faster, but point less precisely to the keys that matter.
         epsilon: wanted error, in (0, 1).
         delta: probability with which a step may exceed it, in (0, 0.2]. A larger one would state
@@ -328,10 +328,9 @@ class CodeCache:
         out = query.new_empty((*shape, self.value_dim), dtype=torch.float32)
         error, log_sum = (query.new_empty(shape, dtype=torch.float32) for _ in range(2))
         keys = query.new_empty(shape, dtype=torch.int32)
-        key, value = self.key[:, :, :end], self.value[:, :, :end]
         z = normal_quantile(self.delta)
         _C.code_step(
-            *(rows(query, torch.float32), key, value, *self._kept.coded(end)),
+            *(rows(query, torch.float32), *self._kept.coded(end)),
             *(self.scale, self.n_sinks, self.window, self.epsilon, z, self.min_share),
             *(self.max_share, EXACT_UP_TO, self.seed, out, log_sum, error, keys),
             torch.get_num_threads(),

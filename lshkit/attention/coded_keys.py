@@ -11,20 +11,22 @@ from lshkit import _C
 
 BLOCK = 64  # keys of a block of codes
 EXACT_UP_TO = 1024  # up to this length every key is read, and none has a code
+BY_SEQUENCE = ("_keys", "_values", "codes", "centre", "norm", "value_norm")
 
 
 class CodedKeys:
     """Keys and values of a batch of sequences, padded on the left.
 
-    A key's code is the signs of n_bits projections of the key less a centre, and its norm in a
-    byte: one block of BLOCK keys after the other, as the core reads them.
+    A key's code is the signs of n_bits projections of the key less a centre, its norm and its
+    value's size, in a byte each: one block of BLOCK keys after the other, as the core reads them.
 
     Attributes:
         positions: of all sequences, padding included.
         starts: the first position of each sequence; those before are padding.
         planes: the projections, float32 `(H_k, D, n_bits)`.
-        codes: uint8 `(B, H_k, blocks, (n_bits / 8 + 1) BLOCK)`.
-        centre, norm: what the keys' codes are relative to, float32 `(B, H_k, D)` and `(B, H_k)`.
+        codes: uint8 `(B, H_k, blocks, (n_bits / 8 + 2) BLOCK)`.
+        centre, norm, value_norm: what the codes are relative to, float32 `(B, H_k, D)`, `(B, H_k)`
+            and `(B, H_k)`.
     """
 
     positions: int
@@ -32,6 +34,7 @@ class CodedKeys:
     codes: Tensor
     centre: Tensor
     norm: Tensor
+    value_norm: Tensor
     _keys: Tensor  # with room for positions to come
     _values: Tensor
     _hashed: list[int]  # keys of each sequence that have their codes, ...
@@ -62,16 +65,16 @@ class CodedKeys:
         """`(B, H_k, positions, D_v)`, a view."""
         return self._values[:, :, : self.positions]
 
-    def coded(self, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What the core knows of the codes, where it has the positions up to `end`."""
+    def coded(self, end: int) -> tuple[Tensor, ...]:
+        """What the core is given of the positions up to `end`."""
         starts = torch.tensor(self.starts, dtype=torch.int64, device="cpu").clamp(max=end)
-        return self.codes, self.planes, self.centre, self.norm, starts
+        key, value = self.key[:, :, :end], self.value[:, :, :end]
+        return key, value, self.codes, self.planes, self.centre, self.norm, self.value_norm, starts
 
     @property
     def nbytes(self) -> int:
         """Memory of all tensors, room for positions to come included."""
-        tensors = (self._keys, self._values, self.codes, self.centre, self.norm, self.planes)
-        return sum(x.nbytes for x in tensors)
+        return self.planes.nbytes + sum(getattr(self, name).nbytes for name in BY_SEQUENCE)
 
     def reset(self) -> None:
         """Removes all positions."""
@@ -83,10 +86,10 @@ class CodedKeys:
         with torch.inference_mode(False):
             self._keys = torch.empty((batch, heads, 0, head_dim), **own)
             self._values = torch.empty((batch, heads, 0, value_dim), **own)
-            shape = batch, heads, 0, (self.n_bits // 8 + 1) * BLOCK
+            shape = batch, heads, 0, (self.n_bits // 8 + 2) * BLOCK
             self.codes = torch.empty(shape, dtype=torch.uint8, device="cpu")
             self.centre = torch.zeros((batch, heads, head_dim), **single)
-            self.norm = torch.zeros((batch, heads), **single)
+            self.norm, self.value_norm = (torch.zeros((batch, heads), **single) for _ in range(2))
 
     def append(self, key: Tensor, value: Tensor) -> None:
         """Appends keys `(B, H_k, n, D)` and values `(B, H_k, n, D_v)`."""
@@ -119,7 +122,7 @@ class CodedKeys:
         other.sizes = len(indices), *self.sizes[1:]
         at = torch.tensor(list(indices), dtype=torch.int64, device="cpu")
         with torch.inference_mode(False), torch.no_grad():
-            for name in ("_keys", "_values", "codes", "centre", "norm"):
+            for name in BY_SEQUENCE:
                 setattr(other, name, getattr(self, name).index_select(0, at))
         for name in ("starts", "_hashed", "_centred"):
             values = getattr(self, name)
@@ -140,7 +143,8 @@ class CodedKeys:
         """Codes of the keys up to position `end`, of sequences long enough for them to be used.
 
         Keys are centred by the mean of the first 2^k of them, the largest power of two up to the
-        length; all are hashed again where it grows. So codes do not depend on how keys came.
+        length, and values measured by the mean of their norms; all are hashed again where it grows.
+        So codes do not depend on how keys came.
         """
         for b, start in enumerate(self.starts):
             length = end - start
@@ -148,17 +152,19 @@ class CodedKeys:
                 continue
             centred = 1 << (length.bit_length() - 1)
             if centred != self._centred[b]:
-                self._centre_by(b, self._keys[b, :, start : start + centred])
+                first = slice(start, start + centred)
+                self._centre_by(b, self._keys[b, :, first], self._values[b, :, first])
                 self._centred[b], self._hashed[b] = centred, 0
             if self._hashed[b] < length:
                 _C.code_keys(
-                    *(self.key, *self.coded(self.positions), b, self._hashed[b], length),
+                    *(*self.coded(self.positions), b, self._hashed[b], length),
                     torch.get_num_threads(),
                 )
                 self._hashed[b] = length
 
-    def _centre_by(self, b: int, keys: Tensor) -> None:
-        """The mean of keys `(H_k, n, D)`, and the unit of their distances from it.
+    def _centre_by(self, b: int, keys: Tensor, values: Tensor) -> None:
+        """The mean of keys `(H_k, n, D)`, the unit of their distances from it, and the mean of the
+        norms of values `(H_k, n, D_v)`.
 
         A few keys far from all others have no say in either: they are in a byte's last value, and
         with them the others would be told apart no more.
@@ -174,7 +180,11 @@ class CodedKeys:
                 total += part[mask].double().sum(0)
             centre = total / usual.sum().clamp_min(1)
             self.centre[b, h] = centre
-            self.norm[b, h] = _unit(_distances(parts, centre))
+            distances = _distances(parts, centre)
+            self.norm[b, h] = _unit(distances)
+            norms = _distances(values[h].split(1024), values.new_zeros((), dtype=torch.float64))
+            norms = norms[distances.isfinite() & norms.isfinite()]
+            self.value_norm[b, h] = norms.sum() / max(len(norms), 1)
 
     def _reserve(self, positions: int) -> None:
         """Room for as many, and for half as many again where there was too little."""
@@ -198,7 +208,7 @@ class CodedKeys:
 
 
 def _distances(parts: Sequence[Tensor], centre: Tensor) -> Tensor:
-    """Of keys from a centre, float64; not finite of those that are not."""
+    """Of rows from a centre, float64; not finite of those that are not."""
     return torch.cat([(part.double() - centre).norm(dim=-1) for part in parts])
 
 

@@ -24,7 +24,7 @@ from lshkit.reference.buckets import (
     visible,
     weighted_sum,
 )
-from lshkit.reference.code_cache import StepOptions, code_keys, code_step
+from lshkit.reference.code_cache import Codes, StepOptions, code_keys, code_step, code_values
 from lshkit.reference.hashing import (
     angle,
     bin_codes,
@@ -58,6 +58,7 @@ from lshkit.reference.lsh_attention import (
 from lshkit.reference.soft_attention import soft_attention_backward, soft_attention_forward
 
 __all__ = [
+    "Codes",
     "StepOptions",
     "angle",
     "as_probes",
@@ -69,6 +70,7 @@ __all__ = [
     "bucket_sum",
     "code_keys",
     "code_step",
+    "code_values",
     "codes",
     "collision_counts",
     "collision_probability",

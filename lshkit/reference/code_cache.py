@@ -2,13 +2,15 @@
 
 Key codes are the signs of L projections of the centred key; the query keeps its projections. Their
 product with the signs estimates each score. A key is read with a probability that grows with the
-estimate and is known exactly, given the codes, so that sums over what is read, each term divided by
-its probability, are unbiased for the sums over all keys (Horvitz and Thompson 1952).
+estimate and with its value's norm and is known exactly, given the codes, so that sums over what is
+read, each term divided by its probability, are unbiased for the sums over all keys (Horvitz and
+Thompson 1952).
 """
 
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +20,15 @@ BLOCK = 64  # keys of a block of codes
 UNIT = 64  # estimates and thresholds are integers, in 1/64 nat
 NOISE = 1 << 14  # entries of the table of exponential variates
 SEGMENT = 1 << 12  # keys that read the table from the same place
-SHARPNESS = 0.75  # of the sampling: the probability grows as exp(0.75 estimate)
+SHARPNESS = 0.75  # of the sampling: the probability grows as (exp(estimate) size)^0.75
+SIZE_UNIT = 32  # of a nat of a value's size, in its byte
 FLOOR = 0.1  # share of the pilot that is uniform
 COUNTED = 4096  # most keys that are counted to find the threshold
 BIN = 16  # units of a bin of that count
-MOST_ESTIMATE = 16000  # and the least: without half of the variance
+MOST_ESTIMATE = 16000  # and the least: without half of the variance and a value's size
+MOST_HALF = 15000  # of the variance, at a norm of 256
 SURE = 32000  # an estimate above every threshold
+LEAST_NORM = 1e-30
 LEAST_ERROR = 0.01  # stated of a sample, in epsilon
 MEASURED = 64  # keys whose scores tell how far to trust estimates
 TAILS = (0.01, 0.1), (0.003, 0.03)  # quantiles: the shares of keys that are above
@@ -44,6 +49,19 @@ class StepOptions:
     min_share: float
     max_share: float
     exact_up_to: int = 1024
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Of the n keys and values of a head: signs and bytes, and what they are relative to."""
+
+    planes: np.ndarray  # (d, L)
+    centre: np.ndarray  # (d,)
+    norm: float
+    value_norm: float
+    bits: np.ndarray  # (n, L), 0 and 1
+    norms: np.ndarray  # (n,): see code_keys
+    sizes: np.ndarray  # (n,): see code_values
 
 
 @dataclass
@@ -77,19 +95,26 @@ def code_keys(
     """(signs as 0 and 1 `(n, L)`, norms `(n,)` in 64ths of `norm`, at most 255)."""
     x = np.asarray(key, np.float64) - centre
     bits = (x @ planes > 0).astype(np.int64)
-    norms = np.floor(np.linalg.norm(x, axis=-1) * (64 / max(norm, 1e-30)) + 0.5)
+    norms = np.floor(np.linalg.norm(x, axis=-1) * (64 / max(norm, LEAST_NORM)) + 0.5)
     return bits, np.minimum(norms, 255).astype(np.int64)
 
 
+def code_values(value: np.ndarray, value_norm: float) -> np.ndarray:
+    """log u in 1/32 nat, at most 255, of a value's size u = sqrt(1 + |v|^2 / value_norm^2)."""
+    x = np.asarray(value, np.float64) / max(value_norm, LEAST_NORM)
+    logs = 0.5 * np.log1p(np.square(x).sum(-1))
+    return np.minimum(np.floor(SIZE_UNIT * logs + 0.5), 255).astype(np.int64)
+
+
+def of_sizes(sizes: np.ndarray, sharp: float) -> np.ndarray:
+    """What they add to estimates: sharp log u."""
+    return sizes * int(4 * sharp + 0.5) >> 7  # SIZE_UNIT is 128 / 4
+
+
 def score_estimates(
-    query: np.ndarray,
-    planes: np.ndarray,
-    bits: np.ndarray,
-    norms: np.ndarray,
-    norm: float,
-    scale: float,
+    query: np.ndarray, codes: Codes, rows: np.ndarray, scale: float
 ) -> tuple[np.ndarray, float, float, float]:
-    """Integers, sharp * (estimate of scale q . (k - centre) + half its variance).
+    """Integers, sharp * (estimate of scale q . (k - centre) + half its variance + log u).
 
     sharp, the units in a nat, is SHARPNESS * UNIT, or less where scores are so wide that estimates
     would end. The variance, which grows with the key's norm, stands for scores above their
@@ -98,19 +123,22 @@ def score_estimates(
     much as fits. E[sign(w . k) w . q] over unit vectors w is sqrt(2 / (pi d)) q . k / |k|. The sum
     over bits goes through a table of 6-bit integers for each 4 of them.
     """
-    d, n_bits = planes.shape
-    z = np.asarray(query, np.float64) @ planes
+    d, n_bits = codes.planes.shape
+    bits, norms, sizes = codes.bits[rows], codes.norms[rows], codes.sizes[rows]
+    z = np.asarray(query, np.float64) @ codes.planes
     z = z.reshape(-1, 4)
     top = np.abs(z).sum(-1)
     step = 2 * top.max() / 63
+    # A norm or a size that its byte does not hold is unknown: such a key is always read.
+    sure = (norms == 255) | (sizes == 255)
     if not step > 0:
-        return np.where(norms == 255, SURE, 0), SHARPNESS * UNIT, 0.0, 0.0
+        return np.where(sure, SURE, of_sizes(sizes, SHARPNESS * UNIT)), SHARPNESS * UNIT, 0.0, 0.0
     patterns = (np.arange(16)[:, None] >> np.arange(4)) & 1
     table = np.floor(((2 * patterns - 1) @ z.T + top) / step + 0.5).astype(np.int64)
     nibbles = bits.reshape(len(bits), -1, 4) @ (1 << np.arange(4))
     total = table[nibbles, np.arange(n_bits // 4)].sum(-1)
     total = total - int(np.floor(top.sum() / step + 0.5))
-    squares, each = float((z * z).sum()) * d / n_bits, scale * norm / 64
+    squares, each = float((z * z).sum()) * d / n_bits, scale * codes.norm / 64
     # Estimates end at the score of a key of twice the usual norm, along the query.
     along = max(64 * each * math.sqrt(squares), 1e-300)
     sharp = min(SHARPNESS * UNIT, MOST_ESTIMATE / (2 * along))
@@ -123,11 +151,11 @@ def score_estimates(
     estimates = np.clip(means, -most, most) << shift
     # The variance, of a key of norm 1 / 64. Half of it, as E exp(score) has with normal errors.
     variance = each**2 * squares * (math.pi / 2 - 1) / n_bits
-    half = int(min(sharp * 0.5 * variance * 65536 + 0.5, 16000))
-    # A norm that its byte does not hold is unknown: such a key is always read.
-    estimates = np.where(norms == 255, SURE, estimates + ((norms * norms * half) >> 16))
+    half = int(min(sharp * 0.5 * variance * 65536 + 0.5, MOST_HALF))
+    estimates += (norms * norms * half) >> 16
+    estimates += of_sizes(sizes, sharp)
     part = half / (sharp * 65536 * variance) if variance > 0 else 0.0
-    return estimates, sharp, variance, part
+    return np.where(sure, SURE, estimates), sharp, variance, part
 
 
 def log_square_of_error(deviation: float) -> float:
@@ -141,6 +169,14 @@ def log_square_of_error(deviation: float) -> float:
     return FARTHEST * (2 * deviation - FARTHEST / 2) + asymptotic
 
 
+def in_bins(estimates: np.ndarray, *of_keys: np.ndarray) -> tuple[Any, Any, list[Any]]:
+    """Middles of bins, their counts and means of what is known of their keys."""
+    numbers = estimates // BIN - estimates.min() // BIN
+    counts = np.bincount(numbers)
+    means = [np.bincount(numbers, x) / np.maximum(counts, 1) for x in of_keys]
+    return (np.arange(len(counts)) + estimates.min() // BIN) * BIN + BIN // 2, counts, means
+
+
 class Estimated:
     """What the estimates of some of the keys tell of all that are not read anyway.
 
@@ -148,7 +184,10 @@ class Estimated:
     norm. The estimates vary by that of the scores and these errors, so that a score is expected at
     mean + a (estimate - mean) with variance a s^2, where a = 1 - E s^2 / var(estimate). Mean and
     variance are those of all estimates, or of the normal distribution that has two of their upper
-    quantiles: the largest squared weights of these count.
+    quantiles: the largest squared weights of these count, times their values' squared sizes, which
+    are known.
+
+    Keys are in bins of what they are drawn by, the estimates with the sizes.
 
     sharp: units in a nat; unit: s^2 of a key of norm 1 / 64, of which estimates have `part` in
     them; offset: what all scores have besides, of the centre.
@@ -158,45 +197,57 @@ class Estimated:
         self,
         estimates: np.ndarray,
         norms: np.ndarray,
+        sizes: np.ndarray,
         sharp: float,
         unit: float,
         part: float,
         offset: float,
     ) -> None:
         stride = -(-len(estimates) // COUNTED) | 1  # odd: tokens may alternate
-        some, squares = estimates[::stride], norms[::stride].astype(np.float64) ** 2
+        some, squares, sizes = (x[::stride] for x in (estimates, norms**2, sizes))
         each = len(estimates) / len(some)
-        some, squares = some[some < SURE], squares[some < SURE]
+        some, squares, sizes = (x[some < SURE] for x in (some, squares, sizes))
         if not len(some):
-            some, squares, each = np.zeros(1, np.int64), np.zeros(1), 0.0
-        low = int(some.min()) // BIN
-        counts = np.bincount(some // BIN - low)
-        self.bins = (np.arange(len(counts)) + low) * BIN + BIN // 2
-        self.counts = each * counts
-        self.squares = np.bincount(some // BIN - low, squares) / np.maximum(counts, 1)
-        self.unbiased = lambda estimates, squares: estimates / sharp - part * unit * squares
-        variance, scores = unit * self.squares, self.unbiased(self.bins, self.squares)
-        n = counts.sum()
-        mean, error = counts @ scores / n, counts @ variance / n
+            some, squares, sizes, each = *np.zeros((3, 1), np.int64), 0.0
+        small = np.floor(255 * np.exp(-2 / SIZE_UNIT * sizes) + 0.5)
+        self.bins, counts, means = in_bins(some, squares, sizes, small)
+        self.counts, self.squares = each * counts, means[0]
+        self.log_sizes, self.small = means[1] / SIZE_UNIT, means[2] / 255  # small: of u^-2
+        self.sharp, self.unbiased = sharp, part * unit
+        scores = self.score(self.bins, self.squares, self.log_sizes)
+
+        # Of all scores, whatever the sizes.
+        at, counts, (of_squares,) = in_bins(some - of_sizes(sizes, sharp), squares)
+        of_scores, n = self.score(at, of_squares, 0.0), counts.sum()
+        mean, error = counts @ of_scores / n, unit * (counts @ of_squares) / n
         from_top = np.cumsum(counts[::-1])
 
         def score_at(share: float) -> float:
-            return float(scores[::-1][np.searchsorted(from_top, share * n)])
+            return float(of_scores[::-1][np.searchsorted(from_top, share * n)])
 
-        normal = [(mean, float(counts @ (scores - mean) ** 2 / n))]
+        normal = [(mean, float(counts @ (of_scores - mean) ** 2 / n))]
         # Where keys are in groups, those that matter may be of one whose scores vary more.
         for high, low in TAILS:
             of_high, of_low = NormalDist().inv_cdf(1 - high), NormalDist().inv_cdf(1 - low)
             deviation = (score_at(high) - score_at(low)) / (of_high - of_low)
             normal.append((score_at(low) - of_low * deviation, deviation**2))
-        self.logs = np.full(len(counts), -np.inf)  # of E w^2
+        self.logs = np.full(len(self.bins), -np.inf)  # of E (w u)^2
         for mean, square in normal:
             shrink = max(0.0, 1 - error / max(square, 1e-300))
-            errors = np.array([log_square_of_error(x) for x in np.sqrt(shrink * variance)])
-            expected = mean + shrink * (scores - mean)
-            self.logs = np.maximum(self.logs, 2 * (offset + expected) + errors)
+            self._expect(offset + mean + shrink * (scores - mean), shrink * unit * self.squares)
 
-    def measure(self, estimates: np.ndarray, norms: np.ndarray, scores: np.ndarray) -> None:
+    def score(self, estimates: Any, squares: Any, log_sizes: Any) -> Any:
+        """The unbiased estimate of a score, of a key or of keys of such squared norms and sizes."""
+        return estimates / self.sharp - self.unbiased * squares - log_sizes
+
+    def _expect(self, scores: np.ndarray, variances: np.ndarray) -> None:
+        """If scores are expected there, with normal errors of such variances."""
+        errors = np.array([log_square_of_error(x) for x in np.sqrt(variances)])
+        self.logs = np.maximum(self.logs, 2 * (scores + self.log_sizes) + errors)
+
+    def measure(
+        self, estimates: np.ndarray, norms: np.ndarray, sizes: np.ndarray, scores: np.ndarray
+    ) -> None:
         """Expected squares by the line through the exact scores of some keys, drawn uniformly, over
         their estimates, and by its errors, which grow with the norm, where they are more: keys of a
         group share most of their estimates' errors, which no variance of estimates shows.
@@ -204,17 +255,16 @@ class Estimated:
         known = (estimates < SURE) & np.isfinite(scores)
         if known.sum() < 3:
             return
-        squares, y = norms[known].astype(np.float64) ** 2, scores[known]
-        x, weights = self.unbiased(estimates[known], squares), 1 / np.maximum(squares, 1)
+        squares, y = norms[known] ** 2, scores[known]
+        x = self.score(estimates[known], squares, sizes[known] / SIZE_UNIT)
+        weights = 1 / np.maximum(squares, 1)
         x_mean, y_mean = np.average(x, weights=weights), np.average(y, weights=weights)
         x, y = x - x_mean, y - y_mean
         square = weights @ x**2
         slope = max(float(weights @ (x * y) / square), 0.0) if square > 0 else 0.0
         error = weights @ (y - slope * x) ** 2 / (len(x) - 2)
-        expected = y_mean + slope * (self.unbiased(self.bins, self.squares) - x_mean)
-        deviations = np.sqrt(error * self.squares)
-        errors = np.array([log_square_of_error(x) for x in deviations])
-        self.logs = np.maximum(self.logs, 2 * expected + errors)
+        of_bins = self.score(self.bins, self.squares, self.log_sizes)
+        self._expect(y_mean + slope * (of_bins - x_mean), error * self.squares)
 
     def _probability(self, threshold: int, survive: np.ndarray, floor: int) -> np.ndarray:
         return survive[np.clip(np.minimum(threshold - self.bins, floor), 0, len(survive) - 1)]
@@ -245,11 +295,23 @@ class Estimated:
             least, most = (middle, most) if within(middle) else (least, middle)
         return least
 
-    def variance(self, threshold: int, survive: np.ndarray, floor: int, largest: float) -> float:
-        """Expected sum of w^2 (1 - p) / p over all keys, in exp(2 largest)."""
+    def variance(
+        self,
+        threshold: int,
+        survive: np.ndarray,
+        floor: int,
+        largest: float,
+        unit: float,
+        out: float,
+    ) -> float:
+        """Expected sum of w^2 (|v|^2 + |out|^2) (1 - p) / p over all keys, in exp(2 largest).
+
+        unit, out: the squared norms of the unit of values' norms and of the result.
+        """
         p = self._probability(threshold, survive, floor)
-        terms = np.exp(np.minimum(self.logs - 2 * largest, 600))
-        return float(self.counts @ (terms * (1 - p) / p))
+        terms = np.exp(np.minimum(self.logs - 2 * largest, 500))
+        squares = unit * (1 - self.small) + out * self.small  # in u^2
+        return float(self.counts @ (terms * squares * (1 - p) / p))
 
 
 class Sums:
@@ -290,31 +352,30 @@ class Sums:
         self.a1 += variance @ value
         self.a2 += variance @ square
 
-    def errors(self, z: float) -> tuple[float, float]:
+    def errors(self, z: float) -> tuple[float, float, float]:
         """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j), by the sample,
-        and of a variance a0 of 1.
+        and of a sum of w^2 (|v|^2 + |out|^2) (1 - p) / p of 1; and |out|^2.
 
-        What a0 may be by the estimates counts where it is more: where few keys matter and none of
-        those that were missed does, the sample alone shows too little.
+        What that sum may be by the estimates counts where it is more: where few keys matter and
+        none of those that were missed does, the sample alone shows too little. It takes the place
+        of the variance, which has |v - out|^2: the sample says how much less that is.
         """
         if not self.denominator > 0:
-            return math.inf, 0.0  # nothing that was read says anything
+            return math.inf, 0.0, 0.0  # nothing that was read says anything
         out = self.numerator / self.denominator
-        variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out)), 0.0)
-        each = variance / self.a0 if self.a0 > 0 else self.squares / self.denominator
+        square = float(out @ out)
+        variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * square), 0.0)
+        apart = self.a2 + self.a0 * square
+        less = variance / apart if apart > 0 else 1.0
         unit = z / math.sqrt(max(self.denominator * self.squares, 1e-300))
-        return unit * math.sqrt(variance), unit * math.sqrt(each)
+        return unit * math.sqrt(variance), unit * math.sqrt(less), square
 
 
 def code_step(
     query: np.ndarray,
     key: np.ndarray,
     value: np.ndarray,
-    planes: np.ndarray,
-    bits: np.ndarray,
-    norms: np.ndarray,
-    centre: np.ndarray,
-    norm: float,
+    codes: Codes,
     options: StepOptions,
     seed: int,
     head: int,
@@ -348,11 +409,10 @@ def code_step(
         )
     n_read = read(np.r_[0:first, last:n])
     middle = np.arange(first, last)
-    estimates, sharp, unit, part = score_estimates(
-        query, planes, bits[middle], norms[middle], norm, o.scale
-    )
-    offset = o.scale * float(query @ centre)
-    estimated = Estimated(estimates, norms[middle], sharp, unit, part, offset)
+    estimates, sharp, unit, part = score_estimates(query, codes, middle, o.scale)
+    norms, sizes = codes.norms[middle], codes.sizes[middle]
+    offset = o.scale * float(query @ codes.centre)
+    estimated = Estimated(estimates, norms, sizes, sharp, unit, part, offset)
     table = noise_table()
     survive = survival(table)
 
@@ -378,14 +438,16 @@ def code_step(
     at = np.minimum(at, len(middle) - 1)
     if unit > 0:
         scores = o.scale * (key[middle[at]] @ query)
-        estimated.measure(estimates[at], norms[middle[at]], scores)
+        estimated.measure(estimates[at], norms[at], sizes[at], scores)
     # How much lower the second sample's threshold is, for an error of epsilon, if so many keys may
     # be read.
-    largest, (of_sample, of_expected) = sums.largest, sums.errors(o.z)
+    largest, (of_sample, of_expected, square) = sums.largest, sums.errors(o.z)
+    value_square = max(codes.value_norm, LEAST_NORM) ** 2
     allowed = max(o.max_share * n - n_read, wanted)
 
     def expected_error(shift: int) -> float:
-        variance = estimated.variance(threshold - shift, survive, max(floor - shift, 0), largest)
+        lower = threshold - shift, survive, max(floor - shift, 0)
+        variance = estimated.variance(*lower, largest, value_square, square)
         return of_expected * math.sqrt(variance)
 
     def enough(shift: int) -> bool:
@@ -413,8 +475,9 @@ def code_step(
     chosen, probability = sample(1, threshold, floor)
     chosen &= ~pilot
     n_read += read(middle[chosen], probability[chosen])
-    expected = estimated.variance(threshold, survive, floor, sums.largest)
-    of_sample, of_expected = sums.errors(o.z)
+    of_sample, of_expected, square = sums.errors(o.z)
+    at_last = threshold, survive, floor
+    expected = estimated.variance(*at_last, sums.largest, value_square, square)
     return Step(
         sums.numerator / sums.denominator,
         sums.largest + math.log(sums.denominator),

@@ -41,8 +41,9 @@ def test_a_step_is_the_reference(dtype, d, d_v, n_bits):
 
 
 @pytest.mark.parametrize("max_share", [0.1, 1.0])
-def test_a_step_of_scores_of_any_size_is_the_reference(max_share):
-    query, key, value = qkv("peaked", 3333, 4, key_heads=2, seed=3)
+@pytest.mark.parametrize("kind", ["peaked", "outlying"])
+def test_a_step_of_scores_of_any_size_is_the_reference(kind, max_share):
+    query, key, value = qkv(kind, 3333, 4, key_heads=2, seed=3)
     for factor in (3.0, 30.0, 1e3, 1e10, 1e20):
         cache = filled(query, key, value, max_share=max_share)
         out, report = cache.attend(factor * query, return_report=True)
@@ -64,10 +65,14 @@ def test_codes_are_the_reference():
         planes = cache._kept.planes[g].numpy()
         np.testing.assert_allclose(planes.T[:64] @ planes[:, :64], np.eye(64), atol=1e-5)
         bits, norms = reference.code_keys(x, centre, norm, planes)
-        own_bits, own_norms = unpacked(cache, 0, g)
+        own_bits, own_norms, own_sizes = unpacked(cache, 0, g)
         # A sign of a projection near 0, or a norm near a half, may be rounded the other way.
         assert (own_bits[:1500] != bits).mean() < 1e-5
         assert np.abs(own_norms[:1500] - norms).max() <= 1
+        v = value[0, g].double().numpy()
+        sizes = reference.code_values(v, np.linalg.norm(v[:1024], axis=-1).mean())
+        assert np.abs(own_sizes[:1500] - sizes).max() <= 1
+        assert (own_sizes[:1500] != sizes).mean() < 1e-2
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -109,6 +114,45 @@ def test_stated_error(kind):
     shares = torch.stack(shares)
     assert shares.max() <= 0.33  # of a random size
     assert shares.mean() < 0.15
+
+
+@pytest.mark.parametrize("norms", ["one in 20", "one in 1000", "cauchy", "lognormal"])
+@pytest.mark.parametrize("deviation", [0.1, 1.5, 5.0])
+def test_the_stated_error_of_values_of_uneven_norms(norms, deviation):
+    """Though most keys tell nothing of the few whose values matter."""
+    g = torch.Generator().manual_seed(0)
+    beyond = []
+    for seed in range(4):
+        query, key, value = qkv("spread", 4000, heads=48, d_v=8, seed=seed)
+        normal = torch.randn(4000, 1, generator=g)
+        factors = {"cauchy": 1 / normal.abs(), "lognormal": (2 * normal).exp()}
+        for one, share in (("one in 20", 0.05), ("one in 1000", 0.001)):
+            factors[one] = torch.rand(4000, 1, generator=g) < share
+            factors[one][2000] = True
+        value = value * factors[norms]
+        out, _, norm = softmax(deviation * query, key, value)
+        own, report = filled(query, key, value, seed).attend(deviation * query, True)
+        error = (own - out).norm(dim=-1) / norm
+        assert (error < 4 * report.error + 0.01).all()
+        beyond.append(error > report.error)
+    assert torch.stack(beyond).double().mean() <= 0.05
+
+
+def test_values_beyond_what_a_byte_holds_are_read():
+    """As are keys whose norms are: of both the probability is 1."""
+    query, key, value = qkv("spread", 4000, heads=4)
+    value[:, :, [1500, 2222]] *= 1e9
+    key[:, :, 1500] = -4 * key[:, :, 1500]
+    cache = filled(query, key, value)
+    out, report = cache.attend(query, return_report=True)
+    wanted, _, norm = softmax(query, key, value)
+    assert ((out - wanted).norm(dim=-1) / norm < 0.1).all()
+    for head in range(4):
+        step = reference_step(cache, query[0, head, 0], head)
+        assert report.keys[0, head, 0] == step.n_read
+        assert math.isclose(report.error[0, head, 0], step.error, rel_tol=1e-3)
+    value[:, :, 2222, 3] = torch.inf  # as softmax attention
+    assert not filled(query, key, value).attend(query)[..., 3].isfinite().any()
 
 
 def test_the_stated_error_where_one_key_has_nearly_all_weight():

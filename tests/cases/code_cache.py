@@ -6,13 +6,14 @@ import torch
 from lshkit.attention import CodeCache
 from lshkit.attention.code_cache import normal_quantile
 from lshkit.attention.coded_keys import EXACT_UP_TO
-from lshkit.reference import StepOptions, code_step
+from lshkit.reference import Codes, StepOptions, code_step
 
-SHAPES = ("spread", "peaked", "clustered")
+SHAPES = ("spread", "peaked", "clustered", "outlying")
 
 
 def qkv(kind, n, heads=8, n_queries=1, d=64, d_v=32, key_heads=1, batch=1, seed=0):
-    """Scores whose softmax is spread, peaked at a few keys, or shared by clusters of keys."""
+    """Scores whose softmax is spread, peaked at a few keys, or shared by clusters of keys; outlying:
+    spread, with values of which a few are 30 times as large as the others."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -32,6 +33,8 @@ def qkv(kind, n, heads=8, n_queries=1, d=64, d_v=32, key_heads=1, batch=1, seed=
         query = centre[torch.randint(64, (batch, heads, n_queries), generator=g)] + 0.7 * query
     value = normal(batch, key_heads, n, d_v) + 0.3
     value[..., :d] += 0.5 * key[..., :d_v]
+    if kind == "outlying":
+        value[:, :, torch.rand(n, generator=g) < 0.01] *= 30
     return query, key, value
 
 
@@ -59,26 +62,30 @@ def softmax(query, key, value):
 
 
 def unpacked(cache, b, g):
-    """(bits `(n, L)`, norms `(n,)`) of a key head, in order."""
-    rows = cache.n_bits // 8 + 1
-    blocks = cache._kept.codes[b, g].view(-1, rows, 32, 2)
-    codes = blocks.permute(0, 3, 2, 1).reshape(-1, rows).numpy()
-    bits = np.unpackbits(codes[:, :-1], axis=1, bitorder="little")
-    return bits.astype(np.int64), codes[:, -1].astype(np.int64)
+    """(bits `(n, L)`, norms `(n,)`, sizes `(n,)`) of a key head, in order."""
+    bytes_ = cache.n_bits // 8
+    blocks = cache._kept.codes[b, g].view(-1, bytes_ + 2, 64)
+    signs = blocks[:, :-2].unflatten(-1, (32, 2)).permute(0, 3, 2, 1).reshape(-1, bytes_)
+    bits = np.unpackbits(signs.numpy(), axis=1, bitorder="little").astype(np.int64)
+    norms, sizes = blocks[:, -2:].reshape(-1, 2).long().numpy().T
+    return bits, norms, sizes
 
 
 def reference_step(cache, query, head):
     """Of the last query `(d,)` of the first sequence."""
     g = head // (cache.num_heads // cache.num_key_heads)
     n = cache.positions
-    bits, norms = unpacked(cache, 0, g)
+    kept = cache._kept
+    codes = Codes(
+        *(kept.planes[g].numpy(), kept.centre[0, g].double().numpy()),
+        *(float(kept.norm[0, g]), float(kept.value_norm[0, g])),
+        *(x[:n] for x in unpacked(cache, 0, g)),
+    )
     options = StepOptions(
         *(cache.scale, cache.n_sinks, cache.window, cache.epsilon, normal_quantile(cache.delta)),
         *(cache.min_share, cache.max_share, EXACT_UP_TO),
     )
     return code_step(
         *(query.float().numpy(), cache.key[0, g].float().numpy()),
-        *(cache.value[0, g].float().numpy(), cache._kept.planes[g].numpy(), bits[:n], norms[:n]),
-        *(cache._kept.centre[0, g].double().numpy(), float(cache._kept.norm[0, g])),
-        *(options, cache.seed, head),
+        *(cache.value[0, g].float().numpy(), codes, options, cache.seed, head),
     )

@@ -1,28 +1,32 @@
 #pragma once
 // Softmax attention of single queries over a long cache, from the few keys that their codes point
 // to (reference/code_cache.py, which defines every integer here). A key's code is the signs of
-// n_bits projections and its norm in a byte. A query keeps its projections, estimates all scores
-// from the signs, and reads a key with a known probability that grows with the estimate.
+// n_bits projections, its norm and its value's size, in a byte each. A query keeps its projections,
+// estimates all scores from the signs, and reads a key with a known probability that grows with the
+// estimate and the size.
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
 
-// Codes of kCodeBlock keys lie together: n_bits / 8 rows of their bytes, then one of their norms.
-// In a row, key j of the block has byte 2 (j % 32) + j / 32.
+// Codes of kCodeBlock keys lie together: n_bits / 8 rows of their signs' bytes, in which key j of
+// the block has byte 2 (j % 32) + j / 32, and then each key's norm and its value's size, side by
+// side.
 constexpr index_t kCodeBlock = 64;
+constexpr index_t code_bytes(index_t n_bits) { return n_bits / 8 + 2; }
 
 // Borrowed memory of one layer. Sequence b has keys from row starts[b] of its matrices on, and the
 // code of the first of them is the first of its codes.
 struct CodedKeys {
-  index_t batch = 1, key_heads = 1, n_features = 0, n_bits = 64;
+  index_t batch = 1, key_heads = 1, n_features = 0, n_values = 0, n_bits = 64;
   index_t rows = 0;                      // of key and value that are in use
   const std::int64_t* starts = nullptr;  // (batch)
-  Input<float> key;                      // (batch, key_heads, rows, n_features)
-  std::uint8_t* codes = nullptr;         // (batch, key_heads, n_blocks, n_bits / 8 + 1, kCodeBlock)
+  Input<float> key, value;               // (batch, key_heads, rows, n_features or n_values)
+  std::uint8_t* codes = nullptr;  // (batch, key_heads, n_blocks, code_bytes(n_bits), kCodeBlock)
   index_t n_blocks = 0;
   const float* planes = nullptr;  // (key_heads, n_features, n_bits)
   const float* centre = nullptr;  // (batch, key_heads, n_features), taken from a key before hashing
   const float* norm = nullptr;    // (batch, key_heads): 64 in a byte of norms
+  const float* value_norm = nullptr;  // (batch, key_heads): what values' norms are relative to
 };
 
 // Codes of the keys begin to end of a sequence, counted from its start.
@@ -45,8 +49,7 @@ struct CodeStepOutputs {
 
 // Query i sees the keys up to row keys.rows - n_queries + i. One without a key gives zeros and a
 // log_sum of -infinity, one with a NaN or infinity a NaN row.
-void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
-               Tensor<const float> query, index_t heads, index_t n_queries,
+void code_step(const CodedKeys& keys, Tensor<const float> query, index_t heads, index_t n_queries,
                const CodeStepOptions& options, const CodeStepOutputs& outputs, int threads);
 
 }  // namespace lshkit

@@ -1,6 +1,6 @@
 // A step of a decoder over a cache of codes, for one query.
 //
-// Estimates stream through the codes (17 bytes a key at 128 bits): 4 bits at a time look up a table
+// Estimates stream through the codes (18 bytes a key at 128 bits): 4 bits at a time look up a table
 // of 16 bytes in a register, as FAISS's fast scan does for product quantisation (Andre et al.
 // 2015). Selection adds a stored exponential variate to each estimate and compares. Rows of the
 // selected keys lie anywhere in memory and are asked for a chunk ahead.
@@ -188,7 +188,8 @@ template <class Kind>
 void code_rows_of(const CodeRows& p) {
   constexpr index_t kMaxBits = 256;
   float z[kMaxBits];
-  const index_t bytes = p.n_bits / 8, block_bytes = (bytes + 1) * kCodeBlock;
+  const index_t bytes = p.n_bits / 8, block_bytes = code_bytes(p.n_bits) * kCodeBlock;
+  const F inverse = broadcast(1 / p.value_norm);
   float* x = p.centred;
   for (index_t row = 0; row < p.rows; ++row) {
     const auto* key = static_cast<const typename Kind::Stored*>(p.key) + row * p.key_stride;
@@ -201,18 +202,28 @@ void code_rows_of(const CodeRows& p) {
     }
     project(x, p.n_features, p.planes, p.n_bits, z);
     const index_t at = p.first + row, lane = at % kCodeBlock;
-    std::uint8_t* code =
-        p.codes + at / kCodeBlock * block_bytes + 2 * (lane % kHalf) + lane / kHalf;
+    std::uint8_t* block = p.codes + at / kCodeBlock * block_bytes;
+    std::uint8_t* code = block + 2 * (lane % kHalf) + lane / kHalf;
+    std::uint8_t* norm_and_size = block + bytes * kCodeBlock + 2 * lane;
     for (index_t b = 0; b < bytes; ++b) {
       unsigned byte = 0;
       LSHKIT_UNROLL
       for (int i = 0; i < 8; ++i) byte |= unsigned(z[8 * b + i] > 0) << i;
       code[b * kCodeBlock] = std::uint8_t(byte);
     }
+    // A key that is not finite is ignored, and its value, which may be anything.
     const float norm = std::sqrt(sum_lanes(squares)) * (64 / p.norm) + 0.5f;
-    code[bytes * kCodeBlock] = norm < 255                    ? std::uint8_t(norm)
-                               : all_finite(x, p.n_features) ? 255
-                                                             : 0;
+    const bool finite = norm < 255 || all_finite(x, p.n_features);
+    norm_and_size[0] = norm < 255 ? std::uint8_t(norm) : finite ? 255 : 0;
+    const auto* value = static_cast<const typename Kind::Stored*>(p.value) + row * p.value_stride;
+    F value_squares = {};
+    for (index_t i = 0; i < p.n_values; i += W) {
+      const F v = load_columns<Kind>(value, i, p.n_values) * inverse;
+      value_squares += v * v;
+    }
+    // log sqrt(1 + |v|^2), in 1/32 nat.
+    const double size = 16 * std::log1p(double(sum_lanes(value_squares))) + 0.5;
+    norm_and_size[1] = !finite ? 0 : size < 255 ? std::uint8_t(size) : 255;
   }
 }
 
@@ -368,14 +379,15 @@ void code_projections(const float* x, index_t n_features, const float* planes, i
 }
 
 void code_estimates(const CodeScan& p) {
-  const index_t rows = p.n_bits / 8;
+  const index_t rows = p.n_bits / 8, block_bytes = code_bytes(p.n_bits) * kCodeBlock;
   const SignedShorts zero = broadcast(std::int16_t(p.zero));
   const SignedShorts factor = broadcast(std::int16_t(p.factor));
   const Shorts half_variance = Shorts(broadcast(std::int16_t(p.half_variance)));
+  const Shorts size_factor = Shorts(broadcast(std::int16_t(p.size_factor)));
   const SignedShorts most = broadcast(std::int16_t(kMostEstimate >> p.shift));
   for (index_t block = 0; block < p.n_blocks; ++block) {
-    const std::uint8_t* codes = p.codes + block * (rows + 1) * kCodeBlock;
-    prefetch_row(codes + 8 * (rows + 1) * kCodeBlock, (rows + 1) * kCodeBlock);
+    const std::uint8_t* codes = p.codes + block * block_bytes;
+    prefetch_row(codes + 8 * block_bytes, block_bytes);
     // Byte 2 i is of key i, byte 2 i + 1 of key i + 32.
     Shorts low[kBlockVectors] = {}, high[kBlockVectors] = {};
     for (index_t row = 0; row < rows; row += 2) {
@@ -396,18 +408,20 @@ void code_estimates(const CodeScan& p) {
     std::int16_t* out = p.estimates + block * kCodeBlock;
     LSHKIT_UNROLL
     for (int v = 0; v < kBlockVectors; ++v) {
-      const auto norms = load_as<Shorts>(codes + rows * kCodeBlock + v * kVectorBytes);
-      const auto estimate = [&](Shorts sum, Shorts norm) {
+      const auto estimate = [&](Shorts sum, const std::uint8_t* norms_and_sizes) {
+        const auto both = load_as<Shorts>(norms_and_sizes + v * kVectorBytes);
+        const Shorts norm = both & 255, size = both >> 8;
         const SignedShorts centred = (SignedShorts(sum) - zero) << 4;
         SignedShorts mean = high_product(high_product(centred, SignedShorts(norm << 7)), factor);
         mean = mean > most ? most : mean;
         mean = (mean < -most ? -most : mean) << p.shift;
         const SignedShorts sure = broadcast(kSureEstimate);
-        const SignedShorts sum_of = mean + SignedShorts(high_product(norm * norm, half_variance));
-        return SignedShorts(norm) == 255 ? sure : sum_of;
+        const SignedShorts sum_of = mean + SignedShorts(high_product(norm * norm, half_variance)) +
+                                    SignedShorts((size * size_factor) >> 7);
+        return SignedShorts(norm > size ? norm : size) == 255 ? sure : sum_of;
       };
-      store(out + v * kShorts, estimate(low[v], norms & 255));
-      store(out + kHalf + v * kShorts, estimate(high[v], norms >> 8));
+      store(out + v * kShorts, estimate(low[v], codes + rows * kCodeBlock));
+      store(out + kHalf + v * kShorts, estimate(high[v], codes + (rows + 1) * kCodeBlock));
     }
   }
 }

@@ -6,19 +6,20 @@
 namespace lshkit {
 
 struct CodeRows {
-  const void* key;
+  const void *key, *value;
   Element element;  // not float64
-  index_t key_stride, rows, n_features, n_bits;
+  index_t key_stride, value_stride, rows, n_features, n_values, n_bits;
   const float *planes, *centre;  // (n_features, n_bits), (n_features)
-  float norm;
+  float norm, value_norm;
   std::uint8_t* codes;  // of the block that key 0 is the `first` of
   index_t first;
   float* centred;  // scratch: (n_features), rounded up to whole cache lines
 };
-// The estimate of a key whose norm, 255, its byte may not hold: above every threshold.
+// The estimate of a key whose norm or size, 255, its byte may not hold: above every threshold.
 constexpr std::int16_t kSureEstimate = 32000;
 
-constexpr std::int16_t kMostEstimate = 16000;  // and the least: without half of the variance
+// And the least: without half of the variance and a value's size.
+constexpr std::int16_t kMostEstimate = 16000;
 
 // Estimates of scores, in blocks of codes: 4 bits of a key choose one of 16 entries of a table.
 struct CodeScan {
@@ -27,6 +28,7 @@ struct CodeScan {
   const std::uint8_t* table;  // (n_bits / 4, 16), entries <= 63
   int zero, factor, shift;    // of a sum of entries, and of its product with the norm
   int half_variance;          // of the norm's square
+  int size_factor;            // units in 128 of a size's byte
   std::int16_t* estimates;    // (n_blocks * kCodeBlock)
 };
 // Positions from first to last (not itself) with estimate + noise >= threshold or noise >= floor.
