@@ -64,8 +64,8 @@ class CodeCache:
             0.01, but 0.2 about 0.18 and 1 about 0.65.
         max_share: largest share of the keys that are read, about, from min_share to 1. Where it
             ends a step early, the stated error is above epsilon. Beside it all keys are read whose
-            norms are far beyond those of the first: up to 1 in 256 of these, and any that come
-            before the length has doubled.
+            norms are far beyond those of the first, up to 1 in 256 of these, or whose values' are,
+            up to 1 in 2,800, and any that come before the length has doubled.
         window: number of last positions that are read exactly, the query's own among them.
         n_sinks: number of first positions that are read exactly.
         scale: of the scores; None: 1 / sqrt(D).

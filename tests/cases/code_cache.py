@@ -12,8 +12,8 @@ SHAPES = ("spread", "peaked", "clustered", "outlying")
 
 
 def qkv(kind, n, heads=8, n_queries=1, d=64, d_v=32, key_heads=1, batch=1, seed=0):
-    """Scores whose softmax is spread, peaked at a few keys, or shared by clusters of keys; outlying:
-    spread, with values of which a few are 30 times as large as the others."""
+    """Scores whose softmax is spread, peaked at a few keys, or shared by clusters of keys. Outlying
+    ones are spread, with values of which a few are 30 times as large as the others."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
