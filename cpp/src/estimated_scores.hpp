@@ -108,11 +108,18 @@ class Estimated {
         part_(part) {
     const index_t n = last - first;
     const index_t stride = (n + kCounted - 1) / kCounted | 1;  // odd: tokens may alternate
-    int least = kSureEstimate, most = -kSureEstimate;
+    struct Key {
+      std::int16_t estimate;
+      std::uint8_t norm, size;
+    } keys[kCounted];
+    int counted = 0, least = kSureEstimate, most = -kSureEstimate;
     for (index_t j = first; j < last; j += stride) {
-      const int estimate = estimates[j];
-      least = std::min(least, estimate);
-      most = std::max(most, estimate == kSureEstimate ? most : estimate);
+      const std::uint8_t* bytes = norm_and_size(j);
+      keys[counted] = {estimates[j], bytes[0], bytes[1]};
+      if (estimates[j] == kSureEstimate) continue;
+      ++counted;
+      least = std::min(least, int(estimates[j]));
+      most = std::max(most, int(estimates[j]));
     }
     // By estimates, which have sizes in them, and by those of the scores alone.
     const int factor = size_factor(sharp);
@@ -120,14 +127,12 @@ class Estimated {
     std::vector<Counted> sums(std::max(most - low, 0) / kBin + 1);
     std::vector<Counted> of_scores(std::max(most - low_score, 0) / kBin + 1);
     const std::uint64_t* of_value = counted_values().of;
-    for (index_t j = first; j < last; j += stride) {
-      const int estimate = estimates[j];
-      if (estimate == kSureEstimate) continue;
-      const std::uint8_t* bytes = norm_and_size(j);
-      const std::uint64_t key = Counted::key(bytes[0]);
+    for (int i = 0; i < counted; ++i) {
+      const int estimate = keys[i].estimate, of_score = estimate - (keys[i].size * factor >> 7);
+      const std::uint64_t key = Counted::key(keys[i].norm);
       Counted& sum = sums[unsigned(estimate - low) / kBin];
-      sum.keys += key, sum.values += of_value[bytes[1]];
-      of_scores[unsigned(estimate - (bytes[1] * factor >> 7) - low_score) / kBin].keys += key;
+      sum.keys += key, sum.values += of_value[keys[i].size];
+      of_scores[unsigned(of_score - low_score) / kBin].keys += key;
     }
     each_ = double(n) / double((n + stride - 1) / stride);
     bins_ = bins_of(sums, low);

@@ -211,19 +211,19 @@ void code_rows_of(const CodeRows& p) {
       for (int i = 0; i < 8; ++i) byte |= unsigned(z[8 * b + i] > 0) << i;
       code[b * kCodeBlock] = std::uint8_t(byte);
     }
-    // A key that is not finite is ignored, and its value, which may be anything.
-    const float norm = std::sqrt(sum_lanes(squares)) * (64 / p.norm) + 0.5f;
-    const bool finite = norm < 255 || all_finite(x, p.n_features);
-    norm_and_size[0] = norm < 255 ? std::uint8_t(norm) : finite ? 255 : 0;
     const auto* value = static_cast<const typename Kind::Stored*>(p.value) + row * p.value_stride;
     F value_squares = {};
     for (index_t i = 0; i < p.n_values; i += W) {
       const F v = load_columns<Kind>(value, i, p.n_values) * inverse;
       value_squares += v * v;
     }
+    const float norm = std::sqrt(sum_lanes(squares)) * (64 / p.norm) + 0.5f;
     // log sqrt(1 + |v|^2), in 1/32 nat.
     const double size = 16 * std::log1p(double(sum_lanes(value_squares))) + 0.5;
-    norm_and_size[1] = !finite ? 0 : size < 255 ? std::uint8_t(size) : 255;
+    if (norm < 255 && size < 255)
+      norm_and_size[0] = std::uint8_t(norm), norm_and_size[1] = std::uint8_t(size);
+    else  // A key that is not finite is ignored, and its value, which may be anything.
+      norm_and_size[0] = norm_and_size[1] = norm < 255 || all_finite(x, p.n_features) ? 255 : 0;
   }
 }
 
@@ -383,7 +383,7 @@ void code_estimates(const CodeScan& p) {
   const SignedShorts zero = broadcast(std::int16_t(p.zero));
   const SignedShorts factor = broadcast(std::int16_t(p.factor));
   const Shorts half_variance = Shorts(broadcast(std::int16_t(p.half_variance)));
-  const Shorts size_factor = Shorts(broadcast(std::int16_t(p.size_factor)));
+  const Shorts size_factor = Shorts(broadcast(std::int16_t(2 * p.size_factor)));  // of 256 sizes
   const SignedShorts most = broadcast(std::int16_t(kMostEstimate >> p.shift));
   for (index_t block = 0; block < p.n_blocks; ++block) {
     const std::uint8_t* codes = p.codes + block * block_bytes;
@@ -410,15 +410,15 @@ void code_estimates(const CodeScan& p) {
     for (int v = 0; v < kBlockVectors; ++v) {
       const auto estimate = [&](Shorts sum, const std::uint8_t* norms_and_sizes) {
         const auto both = load_as<Shorts>(norms_and_sizes + v * kVectorBytes);
-        const Shorts norm = both & 255, size = both >> 8;
+        const Shorts norm = both & 255;
         const SignedShorts centred = (SignedShorts(sum) - zero) << 4;
         SignedShorts mean = high_product(high_product(centred, SignedShorts(norm << 7)), factor);
         mean = mean > most ? most : mean;
         mean = (mean < -most ? -most : mean) << p.shift;
         const SignedShorts sure = broadcast(kSureEstimate);
         const SignedShorts sum_of = mean + SignedShorts(high_product(norm * norm, half_variance)) +
-                                    SignedShorts((size * size_factor) >> 7);
-        return SignedShorts(norm > size ? norm : size) == 255 ? sure : sum_of;
+                                    SignedShorts(high_product(both & 0xff00, size_factor));
+        return SignedShorts(norm) == 255 ? sure : sum_of;
       };
       store(out + v * kShorts, estimate(low[v], codes + rows * kCodeBlock));
       store(out + kHalf + v * kShorts, estimate(high[v], codes + (rows + 1) * kCodeBlock));

@@ -15,7 +15,8 @@ struct CodeRows {
   index_t first;
   float* centred;  // scratch: (n_features), rounded up to whole cache lines
 };
-// The estimate of a key whose norm or size, 255, its byte may not hold: above every threshold.
+// The estimate of a key whose norm or size its byte may not hold, so that both are 255: above every
+// threshold.
 constexpr std::int16_t kSureEstimate = 32000;
 
 // And the least: without half of the variance and a value's size.
