@@ -13,6 +13,7 @@ fails where they are others now: then CI checks them again.
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -49,11 +50,26 @@ def readable(names):
 
 
 def files():
-    """What the kernels, their bindings and their tests are compiled from."""
-    found = [ROOT / "CMakeLists.txt", ROOT / "cuda/cuda.cmake", pathlib.Path(__file__).resolve()]
-    for folder in ("cuda/src", "cuda/include", "cuda/tests", "cpp/include", "cpp/bindings"):
-        found += sorted(x for x in (ROOT / folder).rglob("*") if x.suffix in SUFFIXES)
-    return found + sorted((ROOT / "cpp/tests").glob("*.hpp"))
+    """What the kernels, their bindings and their tests are compiled from, by their includes."""
+    folders = [ROOT / name for name in ("cpp/include", "cuda/include", "cpp/tests", "cuda/tests")]
+    found = {ROOT / "CMakeLists.txt", ROOT / "cuda/cuda.cmake", pathlib.Path(__file__).resolve()}
+
+    def with_includes(file):
+        yield file
+        for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE):
+            paths = ((folder / name).resolve() for folder in (file.parent, *folders))
+            yield from itertools.islice((path for path in paths if path.is_file()), 1)
+
+    todo = [x for x in (ROOT / "cuda").rglob("*") if x.suffix in SUFFIXES]
+    for file in (ROOT / "cpp/bindings").glob("*.cpp"):
+        if any(x.name == "cuda_call.hpp" or "cuda" in x.parts for x in with_includes(file)):
+            todo.append(file)
+    while todo:
+        file = todo.pop()
+        if file not in found:
+            found.add(file)
+            todo += with_includes(file)
+    return sorted(found)
 
 
 def sources():
