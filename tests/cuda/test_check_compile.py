@@ -16,7 +16,7 @@ ptxas info    : Used 12 registers, used 0 barriers
 """
     for architecture in ("80", "90a")
 )
-INCLUDE = re.compile(r'#include "(.+)"')
+INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 FOLDERS = ("cuda/include", "cpp/include", "cpp/tests", "cuda/tests/emulation", "cuda/tests/ptx")
 
 
