@@ -24,7 +24,6 @@ constexpr double kLeastError = 0.01;  // stated of a sample, in epsilon
 // Epsilons: what is expected of a sample of the size that the pilot asks for is about one.
 constexpr double kEnough = 1.02;
 constexpr double kMostExpected = 2;  // error: about as far as two means of values can be apart
-constexpr double kMostHalf = 15000;  // of the variance, at a norm of 256
 
 // A query's table of entries for every 4 bits.
 struct QueryTable {
@@ -74,7 +73,7 @@ struct QueryTable {
     for (; fixed > 32767; ++shift) fixed /= 2;  // of peaked scores
     factor = int(fixed + 0.5);
     variance = each * each * (squares * n_features / n_bits) * (kPi / 2 - 1) / n_bits;
-    half_variance = int(std::min(sharp * 0.5 * variance * 65536 + 0.5, kMostHalf));
+    half_variance = int(std::min(sharp * 0.5 * variance * 65536 + 0.5, double(kMostHalf)));
   }
 };
 
@@ -111,7 +110,8 @@ struct Step {
   const StepScratch& s;
   index_t n;  // keys seen
   index_t head, n_values;
-  double value_square;  // of the unit of values' norms
+  const float* value_centre;
+  double value_square;  // of what sizes are relative to
   CodeRead read;
   CodeSums sums{};
   index_t n_read = 0;
@@ -184,37 +184,34 @@ struct Step {
     }
     return kept;
   }
-  // The error by the sample, that of an expected sum of w^2 (|v|^2 + |out|^2) (1 - p) / p of 1, and
-  // |out|^2.
+  // The error by the sample, that of an expected variance of 1, and |out - centre|^2 of values.
   struct Error {
-    double sample, expected, out;
-    // variance: what that sum may be by the estimates, which counts where it is more: where few
-    // keys matter and none of those that were missed does, the sample alone shows too little.
+    double sample, expected, from_centre;
+    // variance: what sum_j w_j^2 |v_j - out|^2 (1 - p_j) / p_j may be by the estimates, which
+    // counts where it is more: where few keys matter and none of those that were missed does, the
+    // sample alone shows too little.
     double stated(double variance) const {
       return std::max(sample, std::min(expected * std::sqrt(variance), kMostExpected));
     }
   };
   Error error() const {
-    double along = 0, square = 0;
+    double along = 0, square = 0, from_centre = 0;
     if (!(sums.denominator > 0)) return {INFINITY, 0, 0};  // nothing that was read says anything
     const double inverse = 1.0 / sums.denominator;
     for (index_t c = 0; c < n_values; ++c) {
-      const double out = sums.numerator[c] * inverse;
+      const double out = sums.numerator[c] * inverse, centred = out - value_centre[c];
       along += out * sums.variance_values[c], square += out * out;
+      from_centre += centred * centred;
     }
     const double variance =
         std::max(sums.variance_squares - 2 * along + sums.variance * square, 0.0);
-    // The variance has |v - out|^2: the sample says how much less that is.
-    const double apart = sums.variance_squares + sums.variance * square;
-    const double less = apart > 0 ? variance / apart : 1;
     const double unit = o.quantile / std::sqrt(std::max(sums.denominator * sums.squares, 1e-300));
-    return {unit * std::sqrt(variance), unit * std::sqrt(less), square};
+    return {unit * std::sqrt(variance), unit, from_centre};
   }
   // How much lower the second sample's threshold is, for an error of epsilon, if that many keys may
   // be read.
-  int shift(const Error& pilot, Estimated& estimated, double wanted, int threshold,
+  int shift(const Error& pilot, const Estimated& estimated, double wanted, int threshold,
             int floor) const {
-    estimated.expect(sums.largest, value_square, pilot.out);
     const double allowed = std::max(double(o.max_share) * n - n_read, wanted);
     const auto variance = [&](int lower) {
       return estimated.variance(threshold - lower, std::max(floor - lower, 0));
@@ -277,7 +274,9 @@ struct Step {
     probabilities(s.pilot, pilots, threshold, floor);
     add(s.pilot, pilots, s.probability);
     measure(estimated, first, last);
-    const int lower = shift(error(), estimated, wanted, threshold, floor);
+    const Error pilot = error();
+    estimated.expect(sums.largest, value_square, pilot.from_centre);
+    const int lower = shift(pilot, estimated, wanted, threshold, floor);
     // The pilot's keys, known now, count with probability 1.
     clear();
     sums = exact;
@@ -290,7 +289,7 @@ struct Step {
     add(s.rows, count, s.probability);
     n_read += count;
     const Error last_error = error();
-    estimated.expect(sums.largest, value_square, last_error.out);
+    estimated.expect(sums.largest, value_square, last_error.from_centre);
     return std::max(last_error.stated(estimated.variance(threshold - lower, low)),
                     kLeastError * o.epsilon);
   }
@@ -306,7 +305,6 @@ void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t e
   constexpr index_t kRows = 512;  // of a task, from a multiple on
   const index_t first_task = begin / kRows, tasks = (end + kRows - 1) / kRows - first_task;
   if (begin >= end) return;
-  const index_t block_bytes = code_bytes(keys.n_bits) * kCodeBlock;
   parallel_for(keys.key_heads * tasks, threads, [&](index_t task) {
     const index_t head = task / tasks, from = (first_task + task % tasks) * kRows;
     const index_t first = std::max(begin, from), last = std::min(end, from + kRows);
@@ -324,8 +322,9 @@ void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t e
     rows.planes = keys.planes + head * keys.n_features * keys.n_bits;
     rows.centre = keys.centre + matrix * keys.n_features;
     rows.norm = std::max(keys.norm[matrix], kLeastNorm);
+    rows.value_centre = keys.value_centre + matrix * keys.n_values;
     rows.value_norm = std::max(keys.value_norm[matrix], kLeastNorm);
-    rows.codes = keys.codes + matrix * keys.n_blocks * block_bytes;
+    rows.codes = keys.codes + matrix * keys.n_blocks * block_bytes(keys.n_bits);
     rows.first = first;
     Arena size;
     size.take<float>(keys.n_features);
@@ -337,7 +336,6 @@ void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t e
 void code_step(const CodedKeys& keys, Tensor<const float> query, index_t heads, index_t n_queries,
                const CodeStepOptions& options, const CodeStepOutputs& outputs, int threads) {
   const index_t group = heads / keys.key_heads, d = keys.n_features, n_values = keys.n_values;
-  const index_t block_bytes = code_bytes(keys.n_bits) * kCodeBlock;
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   parallel_for(keys.batch * heads * n_queries, threads, [&](index_t task) {
     const index_t batch = task / (heads * n_queries), head = task / n_queries % heads;
@@ -361,8 +359,9 @@ void code_step(const CodedKeys& keys, Tensor<const float> query, index_t heads, 
     std::fill_n(scratch.query, whole_registers(d), 0.0f);
     for (index_t i = 0; i < d; ++i) scratch.query[i] = q[i] * options.scale;
     const index_t matrix = batch * keys.key_heads + key_head;
-    const double value_norm = std::max(keys.value_norm[matrix], kLeastNorm);
-    Step step{options, scratch, n, head, n_values, value_norm * value_norm, {}};
+    const float* value_centre = keys.value_centre + matrix * n_values;
+    const double value_norm = keys.value_norm[matrix];
+    Step step{options, scratch, n, head, n_values, value_centre, value_norm * value_norm, {}};
     step.read.query = scratch.query;
     step.read.key = matrix_at(keys.key, batch, key_head, start);
     step.read.value = matrix_at(keys.value, batch, key_head, start);
@@ -375,8 +374,8 @@ void code_step(const CodedKeys& keys, Tensor<const float> query, index_t heads, 
       kernels().code_projections(q, d, keys.planes + key_head * d * keys.n_bits, keys.n_bits,
                                  scratch.projections);
     outputs.error[task] =
-        float(step.run(keys.codes + matrix * keys.n_blocks * block_bytes, keys.n_bits, d,
-                       keys.centre + matrix * d, keys.norm[matrix]));
+        float(step.run(keys.codes + matrix * keys.n_blocks * block_bytes(keys.n_bits), keys.n_bits,
+                       d, keys.centre + matrix * d, keys.norm[matrix]));
     outputs.n_read[task] = std::int32_t(step.n_read);
     outputs.log_sum[task] = step.sums.largest + std::log(step.sums.denominator);
     const float inverse = step.sums.denominator > 0 ? 1 / step.sums.denominator : 0;

@@ -16,7 +16,7 @@ inline constexpr int kUnit = 64;              // estimates are integers, in 1/64
 inline constexpr index_t kNoise = 1 << 14;    // entries of the table of exponential variates
 inline constexpr index_t kSegment = 1 << 12;  // keys that read the table from the same place
 inline constexpr double kSharpness = 0.75;    // the probability: as (exp(estimate) size)^0.75
-inline constexpr int kSizeUnit = 32;          // of a nat of a value's size, in its byte
+inline constexpr int kSizeUnit = 32;          // a value's size u is log u in 1/32 nat, in a byte
 inline constexpr index_t kCounted = 4096;     // most keys that are counted to find the threshold
 inline constexpr int kBin = 16;               // units of a bin of that count
 inline constexpr double kFarthest = 3.5;  // deviations of an estimate's error, that are expected
@@ -57,11 +57,16 @@ inline const Noise& noise() {
   return tables;
 }
 
-// Units of estimates in 128 of a size's byte.
-inline int size_factor(double sharp) { return int(128 / kSizeUnit * sharp + 0.5); }
+// What a size's byte adds to estimates, times 256.
+inline int size_factor(double sharp) { return int(256 / kSizeUnit * sharp + 0.5); }
+inline constexpr int kMostHalf = 15000;  // of the variance, at a norm of 256
+static_assert(kMostEstimate + (254 * 254 * kMostHalf >> 16) +
+                      (254 * int(256 / kSizeUnit * kSharpness * kUnit) >> 8) <
+                  kSureEstimate,
+              "an estimate is below that of keys that are read always");
 
-// Sums over keys, two in a word: a key adds 1 and its squared norm, and of its value u^-2 in 255ths
-// and its size's byte.
+// Sums over keys, two in a word, which takes three quarters of the time of four words: a key adds 1
+// and its squared norm, and of its value u^-2 in 255ths and its size's byte.
 struct Counted {
   std::uint64_t keys = 0, values = 0;
 
@@ -102,7 +107,7 @@ class Estimated {
             index_t last, double sharp, double variance, double part, double offset)
       : estimates_(estimates),
         norms_and_sizes_(codes + n_bits / 8 * kCodeBlock),
-        block_bytes_(code_bytes(n_bits) * kCodeBlock),
+        block_bytes_(block_bytes(n_bits)),
         sharp_(sharp),
         variance_(variance),
         part_(part) {
@@ -114,21 +119,20 @@ class Estimated {
     } keys[kCounted];
     int counted = 0, least = kSureEstimate, most = -kSureEstimate;
     for (index_t j = first; j < last; j += stride) {
-      const std::uint8_t* bytes = norm_and_size(j);
-      keys[counted] = {estimates[j], bytes[0], bytes[1]};
       if (estimates[j] == kSureEstimate) continue;
-      ++counted;
+      const std::uint8_t* bytes = norm_and_size(j);
+      keys[counted++] = {estimates[j], bytes[0], bytes[1]};
       least = std::min(least, int(estimates[j]));
       most = std::max(most, int(estimates[j]));
     }
     // By estimates, which have sizes in them, and by those of the scores alone.
     const int factor = size_factor(sharp);
-    const int low = floor_of_bin(least), low_score = floor_of_bin(least - (255 * factor >> 7));
+    const int low = floor_of_bin(least), low_score = floor_of_bin(least - (255 * factor >> 8));
     std::vector<Counted> sums(std::max(most - low, 0) / kBin + 1);
     std::vector<Counted> of_scores(std::max(most - low_score, 0) / kBin + 1);
     const std::uint64_t* of_value = counted_values().of;
     for (int i = 0; i < counted; ++i) {
-      const int estimate = keys[i].estimate, of_score = estimate - (keys[i].size * factor >> 7);
+      const int estimate = keys[i].estimate, of_score = estimate - (keys[i].size * factor >> 8);
       const std::uint64_t key = Counted::key(keys[i].norm);
       Counted& sum = sums[unsigned(estimate - low) / kBin];
       sum.keys += key, sum.values += of_value[keys[i].size];
@@ -192,14 +196,15 @@ class Estimated {
     return least;
   }
 
-  // The expected w^2 (|v|^2 + |out|^2) of each bin's keys, in exp(2 largest), of which `variance`
-  // is a sum. unit, out: the squared norms of the unit of values' norms and of the result.
+  // Before `variance`: the expected w^2 (|v - c|^2 + |out - c|^2) of each bin's keys, in
+  // exp(2 largest). unit, out: the squares of what sizes are relative to and of |out - c|, c the
+  // values' centre.
   void expect(double largest, double unit, double out) {
     for (Bin& b : bins_)
       b.expected = b.count * std::exp(std::min(b.log - 2 * largest, 500.0)) *
                    (unit * (1 - b.small) + out * b.small);
   }
-  // The expected sum of w^2 (|v|^2 + |out|^2) (1 - p) / p over all keys.
+  // The expected sum of w^2 (|v - c|^2 + |out - c|^2) (1 - p) / p over all keys.
   double variance(int threshold, int floor) const {
     double sum = 0;
     for (const Bin& b : bins_) sum += b.expected * noise().odds_against(threshold - b.at, floor);
@@ -233,7 +238,7 @@ class Estimated {
   }
   static int floor_of_bin(int estimate) { return estimate & -kBin; }
 
-  // Those that have keys, or the last one. A score is what is in the bins.
+  // Those that have keys, or the last one. The scores are as if the sizes were 1.
   std::vector<Bin> bins_of(const std::vector<Counted>& sums, int low) const {
     std::vector<Bin> bins;
     bins.reserve(sums.size());
@@ -243,7 +248,7 @@ class Estimated {
       const double share = 1 / std::max(to.count, 1.0);
       to.variance = variance_ * share * Counted::low(sums[b].keys);
       to.log_size = share / kSizeUnit * Counted::low(sums[b].values);
-      to.small = share / 255 * Counted::high(sums[b].values);
+      to.small = Counted::high(sums[b].values) / (255 * std::max(to.count, 1.0));  // 1 exactly
       to.score = to.at / sharp_ - part_ * to.variance;
       bins.push_back(to);
     }

@@ -36,7 +36,7 @@ struct Case {
   static constexpr index_t kBatch = 2, kKeyHeads = 2, kHeads = 4;
   index_t rows, d, n_values, n_bits, n_queries;
   std::vector<std::int64_t> starts;
-  std::vector<float> key, value, query, planes, centre, norm, value_norm;
+  std::vector<float> key, value, query, planes, centre, norm, value_centre, value_norm;
   std::vector<std::uint8_t> codes;
   CodedKeys keys;
 
@@ -52,14 +52,17 @@ struct Case {
     for (float& x : centre) x *= 0.1f;
     for (float& x : planes) x /= std::sqrt(float(d));
     norm.assign(kBatch * kKeyHeads, std::sqrt(float(d)));
-    value_norm.assign(kBatch * kKeyHeads, std::sqrt(float(n_values)));
+    value_centre = normal(kBatch * kKeyHeads * n_values, random);
+    for (index_t m = 0; m < kBatch * kKeyHeads; ++m)
+      value_norm.push_back((1 + 0.2f * m) * std::sqrt(float(n_values)));
     const index_t n_blocks = (rows + kCodeBlock - 1) / kCodeBlock;
-    codes.assign(kBatch * kKeyHeads * n_blocks * code_bytes(n_bits) * kCodeBlock, 0);
+    codes.assign(kBatch * kKeyHeads * n_blocks * block_bytes(n_bits), 0);
     keys.batch = kBatch, keys.key_heads = kKeyHeads, keys.n_features = d, keys.n_bits = n_bits;
     keys.rows = rows, keys.starts = starts.data();
     keys.key = Input<float>(key.data(), kKeyHeads * rows * d, rows * d, d);
     keys.value = Input<float>(value.data(), kKeyHeads * rows * n_values, rows * n_values, n_values);
-    keys.n_values = n_values, keys.value_norm = value_norm.data();
+    keys.n_values = n_values, keys.value_centre = value_centre.data(),
+    keys.value_norm = value_norm.data();
     keys.codes = codes.data(), keys.n_blocks = n_blocks;
     keys.planes = planes.data(), keys.centre = centre.data(), keys.norm = norm.data();
   }

@@ -35,13 +35,13 @@ class CodeCache:
     Each step of a decoder then estimates softmax attention from a few per cent of the keys. For
     models trained with softmax, without training.
 
-    A key is hashed once, when it is appended: `n_bits` signs of projections of the centred key, its
-    norm and its value's, in a byte each. A query keeps its projections and estimates all scores
-    from the signs. The first `n_sinks` keys and the last `window` are read exactly; any other key
-    with a known probability that grows with its estimated score and its value's norm and is never
-    zero, and its term is divided by that probability. So numerator and denominator are unbiased for
-    those of softmax attention (Horvitz and Thompson 1952). A first sample tells how large the
-    second one must be for an error of at most epsilon with probability 1 - delta.
+    A key is hashed once, when it is appended: `n_bits` signs of projections of the centred key, and
+    its norm and its value's size in a byte each. A query keeps its projections and estimates all
+    scores from the signs. The first `n_sinks` keys and the last `window` are read exactly; any
+    other key with a known probability that grows with its estimated score and its value's size and
+    is never zero, and its term is divided by that probability. So numerator and denominator are
+    unbiased for those of softmax attention (Horvitz and Thompson 1952). A first sample tells how
+    large the second one must be for an error of at most epsilon with probability 1 - delta.
 
     The error is |out - softmax attention|, relative to sqrt(sum_j w_j |v_j|^2), the root mean
     square norm of the values under the attention weights w_j.
@@ -58,14 +58,16 @@ class CodeCache:
         epsilon: wanted error, in (0, 1).
         delta: probability with which a step may exceed it, in (0, 0.2]. A larger one would state
             an error of about one standard error or less, which the norm of an error that spreads
-            over many directions nearly always exceeds.
+            over many directions nearly always exceeds. Below about 0.01 the share of steps that
+            exceed it does not fall with delta: a key that matters and was missed is not in it.
         min_share: share of the keys that are drawn at least, beside sinks and window, in (0, 1]: in
             two samples of half of it each. Keys in both are read once, so that 0.01 reads about
             0.01, but 0.2 about 0.18 and 1 about 0.65.
         max_share: largest share of the keys that are read, about, from min_share to 1. Where it
             ends a step early, the stated error is above epsilon. Beside it all keys are read whose
-            norms are far beyond those of the first, up to 1 in 256 of these, or whose values' are,
-            up to 1 in 2,800, and any that come before the length has doubled.
+            norms are far beyond those of the first, and those whose values are 2,800 times as far
+            from their mean as most: up to 1 in 256 of the first, for either, and any that come
+            before the length has doubled.
         window: number of last positions that are read exactly, the query's own among them.
         n_sinks: number of first positions that are read exactly.
         scale: of the scores; None: 1 / sqrt(D).
@@ -95,7 +97,6 @@ class CodeCache:
     window: int
     n_sinks: int
     scale: float
-    seed: int
     dtype: torch.dtype
     _kept: CodedKeys
 
@@ -144,11 +145,20 @@ class CodeCache:
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16 or float16, got {dtype!r}")
         self.dtype = dtype
-        self.seed = checks.integer("seed", int(seed_tensor(seed)), 0)
+        self.seed = seed
         self._kept = CodedKeys(
             *(self.batch_size, self.num_key_heads, self.head_dim, self.value_dim, self.n_bits),
             *(dtype, self.seed),
         )
+
+    @property
+    def seed(self) -> int:
+        """Of the samples to come, and of the projections the one that the cache was made with."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int | Tensor | None) -> None:
+        self._seed = checks.integer("seed", int(seed_tensor(seed)), 0)
 
     # --- Attention ------------------------------------------------------------------------------
 

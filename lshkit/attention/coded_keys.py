@@ -11,22 +11,23 @@ from lshkit import _C
 
 BLOCK = 64  # keys of a block of codes
 EXACT_UP_TO = 1024  # up to this length every key is read, and none has a code
-BY_SEQUENCE = ("_keys", "_values", "codes", "centre", "norm", "value_norm")
+BY_SEQUENCE = ("_keys", "_values", "codes", "centre", "norm", "value_centre", "value_norm")
 
 
 class CodedKeys:
     """Keys and values of a batch of sequences, padded on the left.
 
-    A key's code is the signs of n_bits projections of the key less a centre, its norm and its
-    value's size, in a byte each: one block of BLOCK keys after the other, as the core reads them.
+    A key's code is the signs of n_bits projections of the key less a centre, and, in a byte each,
+    its norm and its value's size, which follows from the value's distance from a centre: one block
+    of BLOCK keys after the other, as the core reads them.
 
     Attributes:
         positions: of all sequences, padding included.
         starts: the first position of each sequence; those before are padding.
         planes: the projections, float32 `(H_k, D, n_bits)`.
         codes: uint8 `(B, H_k, blocks, (n_bits / 8 + 2) BLOCK)`.
-        centre, norm, value_norm: what the codes are relative to, float32 `(B, H_k, D)`, `(B, H_k)`
-            and `(B, H_k)`.
+        centre, norm: what keys are relative to, float32 `(B, H_k, D)` and `(B, H_k)`.
+        value_centre, value_norm: the same of values, `(B, H_k, D_v)` and `(B, H_k)`.
     """
 
     positions: int
@@ -34,6 +35,7 @@ class CodedKeys:
     codes: Tensor
     centre: Tensor
     norm: Tensor
+    value_centre: Tensor
     value_norm: Tensor
     _keys: Tensor  # with room for positions to come
     _values: Tensor
@@ -69,7 +71,8 @@ class CodedKeys:
         """What the core is given of the positions up to `end`."""
         starts = torch.tensor(self.starts, dtype=torch.int64, device="cpu").clamp(max=end)
         key, value = self.key[:, :, :end], self.value[:, :, :end]
-        return key, value, self.codes, self.planes, self.centre, self.norm, self.value_norm, starts
+        of_keys, of_values = (self.centre, self.norm), (self.value_centre, self.value_norm)
+        return key, value, self.codes, self.planes, *of_keys, *of_values, starts
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +92,7 @@ class CodedKeys:
             shape = batch, heads, 0, (self.n_bits // 8 + 2) * BLOCK
             self.codes = torch.empty(shape, dtype=torch.uint8, device="cpu")
             self.centre = torch.zeros((batch, heads, head_dim), **single)
+            self.value_centre = torch.zeros((batch, heads, value_dim), **single)
             self.norm, self.value_norm = (torch.zeros((batch, heads), **single) for _ in range(2))
 
     def append(self, key: Tensor, value: Tensor) -> None:
@@ -142,9 +146,9 @@ class CodedKeys:
     def hash(self, end: int) -> None:
         """Codes of the keys up to position `end`, of sequences long enough for them to be used.
 
-        Keys are centred by the mean of the first 2^k of them, the largest power of two up to the
-        length, and values measured by the mean of their norms; all are hashed again where it grows.
-        So codes do not depend on how keys came.
+        Keys and values are centred by the mean of the first 2^k of them, the largest power of two
+        up to the length; all are hashed again where it grows. So codes do not depend on how keys
+        came.
         """
         for b, start in enumerate(self.starts):
             length = end - start
@@ -163,28 +167,12 @@ class CodedKeys:
                 self._hashed[b] = length
 
     def _centre_by(self, b: int, keys: Tensor, values: Tensor) -> None:
-        """The mean of keys `(H_k, n, D)`, the unit of their distances from it, and the mean of the
-        norms of values `(H_k, n, D_v)`.
-
-        A few keys far from all others have no say in either: they are in a byte's last value, and
-        with them the others would be told apart no more.
-        """
-        for h, head in enumerate(keys):
-            parts = head.split(1024)  # copies of all would be large
-            first = parts[0][parts[0].isfinite().all(-1)].double()
-            rough = first.median(0).values if len(first) else first.new_zeros(head.shape[1])
-            distances = _distances(parts, rough)
-            usual = distances <= 4 * _unit(distances)
-            total = first.new_zeros(head.shape[1])
-            for part, mask in zip(parts, usual.split(1024), strict=True):
-                total += part[mask].double().sum(0)
-            centre = total / usual.sum().clamp_min(1)
-            self.centre[b, h] = centre
-            distances = _distances(parts, centre)
-            self.norm[b, h] = _unit(distances)
-            norms = _distances(values[h].split(1024), values.new_zeros((), dtype=torch.float64))
-            norms = norms[distances.isfinite() & norms.isfinite()]
-            self.value_norm[b, h] = norms.sum() / max(len(norms), 1)
+        """What keys `(H_k, n, D)` and values `(H_k, n, D_v)` are relative to."""
+        for h in range(len(keys)):
+            self.centre[b, h], self.norm[b, h], finite = _of_keys(keys[h].split(1024))
+            self.value_centre[b, h], self.value_norm[b, h] = _of_values(
+                values[h].split(1024), finite
+            )
 
     def _reserve(self, positions: int) -> None:
         """Room for as many, and for half as many again where there was too little."""
@@ -205,6 +193,43 @@ class CodedKeys:
         codes[:, :, : old.shape[2]] = old
         codes[:, :, old.shape[2] :] = 0
         self.codes = codes
+
+
+def _of_keys(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean of keys, the unit of their distances from it, and which of them are finite.
+
+    A few keys far from all others have no say in either: they are in a byte's last value, and
+    with them the others would be told apart no more. In parts, as copies of all would be large.
+    """
+    first = parts[0][parts[0].isfinite().all(-1)].double()
+    rough = first.median(0).values if len(first) else first.new_zeros(parts[0].shape[1])
+    distances = _distances(parts, rough)
+    centre = _mean(parts, distances <= 4 * _unit(distances))
+    distances = _distances(parts, centre)
+    return centre, _unit(distances), distances.isfinite()
+
+
+def _of_values(parts: Sequence[Tensor], known: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of values and that of their distances from it, without the farthest 1 in 256.
+
+    known: of which keys are finite.
+    """
+    known = known & _distances(parts, torch.zeros((), dtype=torch.float64)).isfinite()
+    usual = known
+    for _ in range(2):
+        centre = _mean(parts, usual)
+        distances = _distances(parts, centre)
+        n = int(known.sum())
+        if n:
+            usual = known & (distances <= distances[known].kthvalue(n - n // 256).values)
+    return centre, distances[usual].sum() / max(int(usual.sum()), 1)
+
+
+def _mean(parts: Sequence[Tensor], chosen: Tensor) -> Tensor:
+    total = parts[0].new_zeros(parts[0].shape[1], dtype=torch.float64)
+    for part, mask in zip(parts, chosen.split(1024), strict=True):
+        total += part[mask].double().sum(0)
+    return total / chosen.sum().clamp_min(1)
 
 
 def _distances(parts: Sequence[Tensor], centre: Tensor) -> Tensor:

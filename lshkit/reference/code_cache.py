@@ -58,10 +58,11 @@ class Codes:
     planes: np.ndarray  # (d, L)
     centre: np.ndarray  # (d,)
     norm: float
+    value_centre: np.ndarray  # (d_v,)
     value_norm: float
     bits: np.ndarray  # (n, L), 0 and 1
     norms: np.ndarray  # (n,): see code_keys
-    sizes: np.ndarray  # (n,): see code_values
+    sizes: np.ndarray  # (n,): see code_values. Both are 0 of a key that is not finite.
 
 
 @dataclass
@@ -99,16 +100,16 @@ def code_keys(
     return bits, np.minimum(norms, 255).astype(np.int64)
 
 
-def code_values(value: np.ndarray, value_norm: float) -> np.ndarray:
-    """log u in 1/32 nat, at most 255, of a value's size u = sqrt(1 + |v|^2 / value_norm^2)."""
-    x = np.asarray(value, np.float64) / max(value_norm, LEAST_NORM)
+def code_values(value: np.ndarray, centre: np.ndarray, norm: float) -> np.ndarray:
+    """log u in 1/32 nat, at most 255, of a value's size u = sqrt(1 + |v - centre|^2 / norm^2)."""
+    x = (np.asarray(value, np.float64) - centre) / max(norm, LEAST_NORM)
     logs = 0.5 * np.log1p(np.square(x).sum(-1))
     return np.minimum(np.floor(SIZE_UNIT * logs + 0.5), 255).astype(np.int64)
 
 
-def of_sizes(sizes: np.ndarray, sharp: float) -> np.ndarray:
+def size_terms(sizes: np.ndarray, sharp: float) -> np.ndarray:
     """What they add to estimates: sharp log u."""
-    return sizes * int(4 * sharp + 0.5) >> 7  # SIZE_UNIT is 128 / 4
+    return sizes * int(256 // SIZE_UNIT * sharp + 0.5) >> 8
 
 
 def score_estimates(
@@ -132,7 +133,7 @@ def score_estimates(
     # A norm or a size that its byte does not hold is unknown: such a key is always read.
     sure = (norms == 255) | (sizes == 255)
     if not step > 0:
-        return np.where(sure, SURE, of_sizes(sizes, SHARPNESS * UNIT)), SHARPNESS * UNIT, 0.0, 0.0
+        return np.where(sure, SURE, size_terms(sizes, SHARPNESS * UNIT)), SHARPNESS * UNIT, 0.0, 0.0
     patterns = (np.arange(16)[:, None] >> np.arange(4)) & 1
     table = np.floor(((2 * patterns - 1) @ z.T + top) / step + 0.5).astype(np.int64)
     nibbles = bits.reshape(len(bits), -1, 4) @ (1 << np.arange(4))
@@ -153,7 +154,7 @@ def score_estimates(
     variance = each**2 * squares * (math.pi / 2 - 1) / n_bits
     half = int(min(sharp * 0.5 * variance * 65536 + 0.5, MOST_HALF))
     estimates += (norms * norms * half) >> 16
-    estimates += of_sizes(sizes, sharp)
+    estimates += size_terms(sizes, sharp)
     part = half / (sharp * 65536 * variance) if variance > 0 else 0.0
     return np.where(sure, SURE, estimates), sharp, variance, part
 
@@ -217,7 +218,7 @@ class Estimated:
         scores = self.score(self.bins, self.squares, self.log_sizes)
 
         # Of all scores, whatever the sizes.
-        at, counts, (of_squares,) = in_bins(some - of_sizes(sizes, sharp), squares)
+        at, counts, (of_squares,) = in_bins(some - size_terms(sizes, sharp), squares)
         of_scores, n = self.score(at, of_squares, 0.0), counts.sum()
         mean, error = counts @ of_scores / n, unit * (counts @ of_squares) / n
         from_top = np.cumsum(counts[::-1])
@@ -304,9 +305,9 @@ class Estimated:
         unit: float,
         out: float,
     ) -> float:
-        """Expected sum of w^2 (|v|^2 + |out|^2) (1 - p) / p over all keys, in exp(2 largest).
-
-        unit, out: the squared norms of the unit of values' norms and of the result.
+        """Expected sum of w^2 (|v - c|^2 + |out - c|^2) (1 - p) / p over all keys, c the values'
+        centre, in exp(2 largest). unit, out: the squares of what sizes are relative to and of
+        |out - c|.
         """
         p = self._probability(threshold, survive, floor)
         terms = np.exp(np.minimum(self.logs - 2 * largest, 500))
@@ -352,23 +353,31 @@ class Sums:
         self.a1 += variance @ value
         self.a2 += variance @ square
 
-    def errors(self, z: float) -> tuple[float, float, float]:
+    def errors(self, z: float) -> tuple[float, float]:
         """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j), by the sample,
-        and of a sum of w^2 (|v|^2 + |out|^2) (1 - p) / p of 1; and |out|^2.
+        and of a variance sum_j w_j^2 |v_j - out|^2 (1 - p_j) / p_j of 1.
 
         What that sum may be by the estimates counts where it is more: where few keys matter and
-        none of those that were missed does, the sample alone shows too little. It takes the place
-        of the variance, which has |v - out|^2: the sample says how much less that is.
+        none of those that were missed does, the sample alone shows too little.
         """
         if not self.denominator > 0:
-            return math.inf, 0.0, 0.0  # nothing that was read says anything
+            return math.inf, 0.0  # nothing that was read says anything
         out = self.numerator / self.denominator
-        square = float(out @ out)
-        variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * square), 0.0)
-        apart = self.a2 + self.a0 * square
-        less = variance / apart if apart > 0 else 1.0
+        variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out)), 0.0)
         unit = z / math.sqrt(max(self.denominator * self.squares, 1e-300))
-        return unit * math.sqrt(variance), unit * math.sqrt(less), square
+        return unit * math.sqrt(variance), unit
+
+    def from_centre(self, centre: np.ndarray) -> float:
+        """|out - centre|^2"""
+        if not self.denominator > 0:
+            return 0.0
+        return float(np.square(self.numerator / self.denominator - centre).sum())
+
+    def step(self, error: float, n_read: int) -> Step:
+        if not self.denominator > 0:
+            return Step(np.zeros_like(self.numerator), -math.inf, error, n_read)
+        log_sum = self.largest + math.log(self.denominator)
+        return Step(self.numerator / self.denominator, log_sum, error, n_read)
 
 
 def code_step(
@@ -401,12 +410,7 @@ def code_step(
     first, last = min(o.n_sinks, n), max(n - o.window, min(o.n_sinks, n))
     if n <= o.exact_up_to or last == first:
         n_read = read(np.arange(n))
-        return Step(
-            sums.numerator / sums.denominator,
-            sums.largest + math.log(sums.denominator),
-            0.0,
-            n_read,
-        )
+        return sums.step(0.0, n_read)
     n_read = read(np.r_[0:first, last:n])
     middle = np.arange(first, last)
     estimates, sharp, unit, part = score_estimates(query, codes, middle, o.scale)
@@ -441,13 +445,13 @@ def code_step(
         estimated.measure(estimates[at], norms[at], sizes[at], scores)
     # How much lower the second sample's threshold is, for an error of epsilon, if so many keys may
     # be read.
-    largest, (of_sample, of_expected, square) = sums.largest, sums.errors(o.z)
-    value_square = max(codes.value_norm, LEAST_NORM) ** 2
+    largest, (of_sample, of_expected) = sums.largest, sums.errors(o.z)
+    value_square, from_centre = codes.value_norm**2, sums.from_centre(codes.value_centre)
     allowed = max(o.max_share * n - n_read, wanted)
 
     def expected_error(shift: int) -> float:
         lower = threshold - shift, survive, max(floor - shift, 0)
-        variance = estimated.variance(*lower, largest, value_square, square)
+        variance = estimated.variance(*lower, largest, value_square, from_centre)
         return of_expected * math.sqrt(variance)
 
     def enough(shift: int) -> bool:
@@ -475,16 +479,8 @@ def code_step(
     chosen, probability = sample(1, threshold, floor)
     chosen &= ~pilot
     n_read += read(middle[chosen], probability[chosen])
-    of_sample, of_expected, square = sums.errors(o.z)
-    at_last = threshold, survive, floor
-    expected = estimated.variance(*at_last, sums.largest, value_square, square)
-    return Step(
-        sums.numerator / sums.denominator,
-        sums.largest + math.log(sums.denominator),
-        max(
-            of_sample,
-            min(of_expected * math.sqrt(expected), MOST_EXPECTED),
-            LEAST_ERROR * o.epsilon,
-        ),
-        n_read,
-    )
+    of_sample, of_expected = sums.errors(o.z)
+    of_values = value_square, sums.from_centre(codes.value_centre)
+    expected = estimated.variance(threshold, survive, floor, sums.largest, *of_values)
+    of_expected = min(of_expected * math.sqrt(expected), MOST_EXPECTED)
+    return sums.step(max(of_sample, of_expected, LEAST_ERROR * o.epsilon), n_read)

@@ -70,7 +70,10 @@ def test_codes_are_the_reference():
         assert (own_bits[:1500] != bits).mean() < 1e-5
         assert np.abs(own_norms[:1500] - norms).max() <= 1
         v = value[0, g].double().numpy()
-        sizes = reference.code_values(v, np.linalg.norm(v[:1024], axis=-1).mean())
+        # The mean of all but the farthest 4 of 1,024.
+        near = np.linalg.norm(v[:1024] - v[:1024].mean(0), axis=-1).argsort()[:-4]
+        distances = np.sort(np.linalg.norm(v[:1024] - v[near].mean(0), axis=-1))
+        sizes = reference.code_values(v, v[near].mean(0), distances[:-4].mean())
         assert np.abs(own_sizes[:1500] - sizes).max() <= 1
         assert (own_sizes[:1500] != sizes).mean() < 1e-2
 
@@ -116,7 +119,7 @@ def test_stated_error(kind):
     assert shares.mean() < 0.15
 
 
-@pytest.mark.parametrize("norms", ["one in 20", "one in 1000", "cauchy", "lognormal"])
+@pytest.mark.parametrize("norms", ["one in 20", "one in 1000", "cauchy", "lognormal", "direction"])
 @pytest.mark.parametrize("deviation", [0.1, 1.5, 5.0])
 def test_the_stated_error_of_values_of_uneven_norms(norms, deviation):
     """Though most keys tell nothing of the few whose values matter."""
@@ -129,13 +132,28 @@ def test_the_stated_error_of_values_of_uneven_norms(norms, deviation):
         for one, share in (("one in 20", 0.05), ("one in 1000", 0.001)):
             factors[one] = torch.rand(4000, 1, generator=g) < share
             factors[one][2000] = True
-        value = value * factors[norms]
+        if norms == "direction":  # all of norm 1, one in 50 another than the others
+            value = torch.eye(8)[(torch.rand(4000, generator=g) < 0.02).long()].expand(1, 1, -1, -1)
+        else:
+            value = value * factors[norms]
         out, _, norm = softmax(deviation * query, key, value)
         own, report = filled(query, key, value, seed).attend(deviation * query, True)
         error = (own - out).norm(dim=-1) / norm
         assert (error < 4 * report.error + 0.01).all()
         beyond.append(error > report.error)
     assert torch.stack(beyond).double().mean() <= 0.05
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1.0])
+def test_equal_values(constant):
+    """Of which any sample gives the mean, whatever the seed."""
+    query, key, value = qkv("spread", 4000, heads=4)
+    value = torch.full_like(value, constant)
+    cache = filled(query, key, value, max_share=1.0)
+    out, report = cache.attend(query, return_report=True)
+    torch.testing.assert_close(out, value[:, :, :1].expand_as(out))
+    assert (report.error <= 0.02).all() and report.keys.max() < 1000
+    assert report.keys[0, 0, 0] == reference_step(cache, query[0, 0, 0], 0).n_read
 
 
 def test_values_beyond_what_a_byte_holds_are_read():
@@ -145,6 +163,8 @@ def test_values_beyond_what_a_byte_holds_are_read():
     key[:, :, 1500] = -4 * key[:, :, 1500]
     cache = filled(query, key, value)
     out, report = cache.attend(query, return_report=True)
+    _, norms, sizes = unpacked(cache, 0, 0)
+    assert (norms[[1500, 2222]] == 255).all() and (sizes[[1500, 2222]] == 255).all()
     wanted, _, norm = softmax(query, key, value)
     assert ((out - wanted).norm(dim=-1) / norm < 0.1).all()
     for head in range(4):

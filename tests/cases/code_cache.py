@@ -78,7 +78,8 @@ def reference_step(cache, query, head):
     kept = cache._kept
     codes = Codes(
         *(kept.planes[g].numpy(), kept.centre[0, g].double().numpy()),
-        *(float(kept.norm[0, g]), float(kept.value_norm[0, g])),
+        *(float(kept.norm[0, g]), kept.value_centre[0, g].double().numpy()),
+        float(kept.value_norm[0, g]),
         *(x[:n] for x in unpacked(cache, 0, g)),
     )
     options = StepOptions(

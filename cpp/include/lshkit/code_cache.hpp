@@ -12,7 +12,7 @@ namespace lshkit {
 // the block has byte 2 (j % 32) + j / 32, and then each key's norm and its value's size, side by
 // side.
 constexpr index_t kCodeBlock = 64;
-constexpr index_t code_bytes(index_t n_bits) { return n_bits / 8 + 2; }
+constexpr index_t block_bytes(index_t n_bits) { return (n_bits / 8 + 2) * kCodeBlock; }
 
 // Borrowed memory of one layer. Sequence b has keys from row starts[b] of its matrices on, and the
 // code of the first of them is the first of its codes.
@@ -21,12 +21,14 @@ struct CodedKeys {
   index_t rows = 0;                      // of key and value that are in use
   const std::int64_t* starts = nullptr;  // (batch)
   Input<float> key, value;               // (batch, key_heads, rows, n_features or n_values)
-  std::uint8_t* codes = nullptr;  // (batch, key_heads, n_blocks, code_bytes(n_bits), kCodeBlock)
+  std::uint8_t* codes = nullptr;         // (batch, key_heads, n_blocks, block_bytes(n_bits))
   index_t n_blocks = 0;
   const float* planes = nullptr;  // (key_heads, n_features, n_bits)
   const float* centre = nullptr;  // (batch, key_heads, n_features), taken from a key before hashing
   const float* norm = nullptr;    // (batch, key_heads): 64 in a byte of norms
-  const float* value_norm = nullptr;  // (batch, key_heads): what values' norms are relative to
+  // Taken from a value before its norm, and what that is relative to.
+  const float* value_centre = nullptr;  // (batch, key_heads, n_values)
+  const float* value_norm = nullptr;    // (batch, key_heads)
 };
 
 // Codes of the keys begin to end of a sequence, counted from its start.

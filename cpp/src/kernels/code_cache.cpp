@@ -188,7 +188,7 @@ template <class Kind>
 void code_rows_of(const CodeRows& p) {
   constexpr index_t kMaxBits = 256;
   float z[kMaxBits];
-  const index_t bytes = p.n_bits / 8, block_bytes = code_bytes(p.n_bits) * kCodeBlock;
+  const index_t bytes = p.n_bits / 8;
   const F inverse = broadcast(1 / p.value_norm);
   float* x = p.centred;
   for (index_t row = 0; row < p.rows; ++row) {
@@ -202,7 +202,7 @@ void code_rows_of(const CodeRows& p) {
     }
     project(x, p.n_features, p.planes, p.n_bits, z);
     const index_t at = p.first + row, lane = at % kCodeBlock;
-    std::uint8_t* block = p.codes + at / kCodeBlock * block_bytes;
+    std::uint8_t* block = p.codes + at / kCodeBlock * block_bytes(p.n_bits);
     std::uint8_t* code = block + 2 * (lane % kHalf) + lane / kHalf;
     std::uint8_t* norm_and_size = block + bytes * kCodeBlock + 2 * lane;
     for (index_t b = 0; b < bytes; ++b) {
@@ -214,11 +214,12 @@ void code_rows_of(const CodeRows& p) {
     const auto* value = static_cast<const typename Kind::Stored*>(p.value) + row * p.value_stride;
     F value_squares = {};
     for (index_t i = 0; i < p.n_values; i += W) {
-      const F v = load_columns<Kind>(value, i, p.n_values) * inverse;
-      value_squares += v * v;
+      const F centred = load_columns<Kind>(value, i, p.n_values) -
+                        load_columns<Whole>(p.value_centre, i, p.n_values);
+      value_squares += (centred * inverse) * (centred * inverse);
     }
     const float norm = std::sqrt(sum_lanes(squares)) * (64 / p.norm) + 0.5f;
-    // log sqrt(1 + |v|^2), in 1/32 nat.
+    // log u of u^2 = 1 + these squares, in 1/32 nat.
     const double size = 16 * std::log1p(double(sum_lanes(value_squares))) + 0.5;
     if (norm < 255 && size < 255)
       norm_and_size[0] = std::uint8_t(norm), norm_and_size[1] = std::uint8_t(size);
@@ -379,15 +380,15 @@ void code_projections(const float* x, index_t n_features, const float* planes, i
 }
 
 void code_estimates(const CodeScan& p) {
-  const index_t rows = p.n_bits / 8, block_bytes = code_bytes(p.n_bits) * kCodeBlock;
+  const index_t rows = p.n_bits / 8, size_of_block = block_bytes(p.n_bits);
   const SignedShorts zero = broadcast(std::int16_t(p.zero));
   const SignedShorts factor = broadcast(std::int16_t(p.factor));
   const Shorts half_variance = Shorts(broadcast(std::int16_t(p.half_variance)));
-  const Shorts size_factor = Shorts(broadcast(std::int16_t(2 * p.size_factor)));  // of 256 sizes
+  const Shorts size_factor = Shorts(broadcast(std::int16_t(p.size_factor)));
   const SignedShorts most = broadcast(std::int16_t(kMostEstimate >> p.shift));
   for (index_t block = 0; block < p.n_blocks; ++block) {
-    const std::uint8_t* codes = p.codes + block * block_bytes;
-    prefetch_row(codes + 8 * block_bytes, block_bytes);
+    const std::uint8_t* codes = p.codes + block * size_of_block;
+    prefetch_row(codes + 8 * size_of_block, size_of_block);
     // Byte 2 i is of key i, byte 2 i + 1 of key i + 32.
     Shorts low[kBlockVectors] = {}, high[kBlockVectors] = {};
     for (index_t row = 0; row < rows; row += 2) {

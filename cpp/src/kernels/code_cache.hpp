@@ -9,7 +9,7 @@ struct CodeRows {
   const void *key, *value;
   Element element;  // not float64
   index_t key_stride, value_stride, rows, n_features, n_values, n_bits;
-  const float *planes, *centre;  // (n_features, n_bits), (n_features)
+  const float *planes, *centre, *value_centre;  // (n_features, n_bits), (n_features), (n_values)
   float norm, value_norm;
   std::uint8_t* codes;  // of the block that key 0 is the `first` of
   index_t first;
@@ -19,7 +19,8 @@ struct CodeRows {
 // threshold.
 constexpr std::int16_t kSureEstimate = 32000;
 
-// And the least: without half of the variance and a value's size.
+// Estimates are from -kMostEstimate to kMostEstimate before half of the variance and a value's size
+// are added.
 constexpr std::int16_t kMostEstimate = 16000;
 
 // Estimates of scores, in blocks of codes: 4 bits of a key choose one of 16 entries of a table.
@@ -29,7 +30,7 @@ struct CodeScan {
   const std::uint8_t* table;  // (n_bits / 4, 16), entries <= 63
   int zero, factor, shift;    // of a sum of entries, and of its product with the norm
   int half_variance;          // of the norm's square
-  int size_factor;            // units in 128 of a size's byte
+  int size_factor;            // see estimated_scores.hpp
   std::int16_t* estimates;    // (n_blocks * kCodeBlock)
 };
 // Positions from first to last (not itself) with estimate + noise >= threshold or noise >= floor.
