@@ -165,7 +165,8 @@ def opened(file: File, kind: str, version: int) -> Iterator[Archive]:
     with contextlib.ExitStack() as stack:
         source: Any
         if (path := _path(file, "read")) is None:
-            name, source = "the file object", io.BytesIO(file.read())  # type: ignore[union-attr]
+            name = "data" if isinstance(file, _Data) else "the file object"
+            source = io.BytesIO(file.read())  # type: ignore[union-attr]
         else:
             name = path
             if not os.path.exists(name) and os.path.exists(_ending(name)):
@@ -292,6 +293,10 @@ def _declared(name: str, declared: Any) -> tuple[str, tuple[int, ...]]:
 # --- Archives in memory -------------------------------------------------------------------------
 
 
+class _Data(io.BytesIO):
+    """What `from_bytes` is given, which messages name by its argument."""
+
+
 class InBytes:
     """`to_bytes` and `from_bytes` of a class that has `save` and `load`."""
 
@@ -316,7 +321,7 @@ class InBytes:
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"data must be bytes, got {type(data).__name__}")
-        return cls.load(io.BytesIO(data), **options)
+        return cls.load(_Data(data), **options)
 
 
 # --- Hash families in archives ------------------------------------------------------------------

@@ -28,6 +28,7 @@ class _BinnedFamily(HashFamily):
 
     _core: Callable[..., bool]
     shifts: NDArray[np.float64]
+    multipliers: NDArray[np.uint32]
 
     def _largest_factor(self) -> float:
         """A bound on how many bins a row moves when it moves by the width or bandwidth."""
@@ -114,9 +115,11 @@ class _BinnedFamily(HashFamily):
                     "bins away: subtract a centre from all rows"
                 )
 
-    def _check_shifts(self) -> None:
+    def _check_numbers(self) -> None:
         if not ((self.shifts >= 0) & (self.shifts < 1)).all():
             raise ValueError("shifts must be in [0, 1)")
+        if not self.multipliers.any():
+            raise ValueError("multipliers must not all be 0: all codes would be equal")
 
     def _probability(self, distance: np.ndarray) -> np.ndarray:
         of_bins = self._bin_probability(distance)
@@ -214,7 +217,9 @@ class EuclideanLSH(_BinnedFamily):
         directions = {"directions": (*shape, self.n_features), "shifts": shape}
         self._restore_numbers(arrays, directions, np.float64)
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
-        self._check_shifts()
+        self._check_numbers()
+        if not self.directions.any(-1).all():
+            raise ValueError("directions must have no rows of zeros")
 
     def _largest_factor(self) -> float:
         return float(np.linalg.norm(self.directions, axis=-1).max()) * self.width
@@ -351,7 +356,7 @@ class RandomBinning(_BinnedFamily):
         if not (self.scales > 0).all():
             raise ValueError("scales must be > 0")
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
-        self._check_shifts()
+        self._check_numbers()
 
     def _largest_factor(self) -> float:
         return float((self.scales * self.bandwidth).max())

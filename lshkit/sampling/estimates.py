@@ -67,8 +67,7 @@ def horvitz_thompson(sampler: LSHSampler, query: np.ndarray, values: Values, see
             return value, np.full_like(value, np.nan)
         rest = block.f / inclusion_probability(block.p, m - 1)[:, None]
         lost = block.sum_of_once(rest)
-        spread = ((lost - lost.mean(1, keepdims=True)) ** 2).sum(1)
-        return value, np.sqrt((m - 1) / m * spread)
+        return value, (m - 1) / np.sqrt(m) * _deviation(lost)
 
     return _by_blocks(sampler, query, values, of_block)
 
@@ -99,7 +98,13 @@ def mean_and_error(estimates: np.ndarray) -> Results:
     value = estimates.mean(1)
     if m == 1:
         return value, np.full_like(value, np.nan)
-    return value, estimates.std(1, ddof=1) / np.sqrt(m)
+    return value, _deviation(estimates) / np.sqrt(m)
+
+
+def _deviation(x: np.ndarray) -> np.ndarray:
+    """Of `(n_q, m, k)` over m, with squares within float64 whatever the size of x: `(n_q, k)`."""
+    _, exponent = np.frexp(np.abs(x).max(1))
+    return np.ldexp(np.ldexp(x, -exponent[:, None]).std(1, ddof=1), exponent)
 
 
 class _Block:

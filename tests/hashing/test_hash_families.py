@@ -261,6 +261,11 @@ def test_numbers_that_no_family_has(factor):
         good = family.to_arrays()
         with pytest.raises(ValueError, match="shifts must be in"):
             hashing.from_arrays(good | {"shifts": good["shifts"] + 1})
+        with pytest.raises(ValueError, match="multipliers must not all be 0"):
+            hashing.from_arrays(good | {"multipliers": 0 * good["multipliers"]})
+        if "directions" in good:
+            with pytest.raises(ValueError, match="directions must have no rows of zeros"):
+                hashing.from_arrays(good | {"directions": 0 * good["directions"]})
     with pytest.raises(ValueError, match="scales must be > 0"):
         hashing.from_arrays(good | {"scales": -good["scales"]})
 

@@ -177,6 +177,20 @@ def test_blocks_of_queries_do_not_change_the_result(monkeypatch):
         np.testing.assert_array_equal(a, e)
 
 
+@pytest.mark.parametrize("exponent", [-1000, -600, 600, 990])
+def test_errors_are_in_proportion_to_the_values(exponent):
+    """Bit for bit, though float64 holds no squares of them."""
+    X, queries = clustered(60, 6, 1.0)
+    sampler = LSHSampler(Hyperplane(6, 3, 8, seed=0), seed=0).fit(X)
+    f = np.stack([np.exp(X[:, 0]), np.zeros(60)], 1)
+    for method in METHODS:
+        one = sampler.estimate(queries, f, method, seed=1)
+        other = sampler.estimate(queries, np.ldexp(f, exponent), method, seed=1)
+        assert (one.standard_error[:, 0] > 0).all() and (one.standard_error[:, 1] == 0).all()
+        for x, y in zip(one, other, strict=True):
+            np.testing.assert_array_equal(np.ldexp(x, exponent), y)
+
+
 def test_one_table_has_no_standard_error():
     X, queries = clustered(60, 6, 1.0)
     sampler = LSHSampler(FastHadamard(6, 2, 1, seed=0)).fit(X)

@@ -133,6 +133,8 @@ def test_bytes_do_not_tell_how_rows_came():
     whole = LSHSampler(hasher).fit(rows, weights).to_bytes()
     parts = LSHSampler(hasher).fit(rows[:7], weights[:7]).partial_fit(rows[7:], weights[7:])
     assert parts.to_bytes() == whole == LSHSampler.from_bytes(whole).to_bytes()
+    with pytest.raises(ValueError, match="^data is no whole file of LSHSampler"):
+        LSHSampler.from_bytes(whole[:-1])
 
 
 @settings(max_examples=200, deadline=None)
