@@ -222,7 +222,8 @@ def _of_values(parts: Sequence[Tensor], known: Tensor) -> tuple[Tensor, Tensor]:
         n = int(known.sum())
         if n:
             usual = known & (distances <= distances[known].kthvalue(n - n // 256).values)
-    return centre, distances[usual].sum() / max(int(usual.sum()), 1)
+    sums = [part.sum() for part in distances[usual].split(1024)]  # as on any number of threads
+    return centre, torch.stack(sums).sum() / max(int(usual.sum()), 1)
 
 
 def _mean(parts: Sequence[Tensor], chosen: Tensor) -> Tensor:
