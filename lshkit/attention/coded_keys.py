@@ -1,7 +1,7 @@
 """What a `CodeCache` keeps: keys, values and sign codes of the keys, in memory that grows."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -170,9 +170,8 @@ class CodedKeys:
         """What keys `(H_k, n, D)` and values `(H_k, n, D_v)` are relative to."""
         for h in range(len(keys)):
             self.centre[b, h], self.norm[b, h], finite = _of_keys(keys[h].split(1024))
-            self.value_centre[b, h], self.value_norm[b, h] = _of_values(
-                values[h].split(1024), finite
-            )
+            of_values = _of_values(values[h].split(1024), finite)
+            self.value_centre[b, h], self.value_norm[b, h] = of_values
 
     def _reserve(self, positions: int) -> None:
         """Room for as many, and for half as many again where there was too little."""
@@ -196,17 +195,13 @@ class CodedKeys:
 
 
 def _of_keys(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of keys, the unit of their distances from it, and which of them are finite.
+    """The mean of keys, the unit of their distances from it, and which are finite.
 
     A few keys far from all others have no say in either: they are in a byte's last value, and
-    with them the others would be told apart no more. In parts, as copies of all would be large.
+    with them the others would be told apart no more.
     """
-    first = parts[0][parts[0].isfinite().all(-1)].double()
-    rough = first.median(0).values if len(first) else first.new_zeros(parts[0].shape[1])
-    distances = _distances(parts, rough)
-    centre = _mean(parts, distances <= 4 * _unit(distances))
-    distances = _distances(parts, centre)
-    return centre, _unit(distances), distances.isfinite()
+    centre, distances, finite = _centred(parts, None, lambda distances: 4 * _unit(distances))
+    return centre, _unit(distances[finite]), finite
 
 
 def _of_values(parts: Sequence[Tensor], known: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,16 +209,33 @@ def _of_values(parts: Sequence[Tensor], known: Tensor) -> tuple[Tensor, Tensor]:
 
     known: of which keys are finite.
     """
-    known = known & _distances(parts, torch.zeros((), dtype=torch.float64)).isfinite()
-    usual = known
-    for _ in range(2):
-        centre = _mean(parts, usual)
-        distances = _distances(parts, centre)
-        n = int(known.sum())
-        if n:
-            usual = known & (distances <= distances[known].kthvalue(n - n // 256).values)
-    sums = [part.sum() for part in distances[usual].split(1024)]  # as on any number of threads
-    return centre, torch.stack(sums).sum() / max(int(usual.sum()), 1)
+    centre, distances, known = _centred(parts, known, _farthest)
+    near = distances[known & (distances <= _farthest(distances[known]))]
+    sums = [part.sum() for part in near.split(1024)]  # as on any number of threads
+    return centre, torch.stack(sums).sum() / max(len(near), 1)
+
+
+def _centred(
+    parts: Sequence[Tensor], known: Tensor | None, limit: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean of rows, the distances of all from it, and which are known, all if None, and finite.
+
+    parts: of the rows, as copies of all would be large. Rows have a say that are within a limit,
+    which follows from all distances, of the median of the first part.
+    """
+    first = parts[0] if known is None else parts[0][known[: len(parts[0])]]
+    first = first[first.isfinite().all(-1)].double()
+    rough = first.median(0).values if len(first) else first.new_zeros(parts[0].shape[1])
+    distances = _distances(parts, rough)
+    finite = distances.isfinite() if known is None else known & distances.isfinite()
+    centre = _mean(parts, finite & (distances <= limit(distances[finite])))
+    return centre, _distances(parts, centre), finite
+
+
+def _farthest(distances: Tensor) -> Tensor:
+    """Of all but 1 in 256."""
+    n = len(distances)
+    return distances.kthvalue(n - n // 256).values if n else distances.sum()
 
 
 def _mean(parts: Sequence[Tensor], chosen: Tensor) -> Tensor:
@@ -240,11 +252,9 @@ def _distances(parts: Sequence[Tensor], centre: Tensor) -> Tensor:
 
 def _unit(distances: Tensor) -> Tensor:
     """Of which a byte holds four: the median, or more where 1 in 256 would be beyond."""
-    distances = distances[distances.isfinite()]
-    n = len(distances)
-    if n == 0:
+    if len(distances) == 0:
         return distances.sum()
-    return torch.maximum(distances.median(), distances.kthvalue(n - n // 256).values * (64 / 254))
+    return torch.maximum(distances.median(), _farthest(distances) * (64 / 254))
 
 
 def _orthogonal_planes(seed: int, heads: int, d: int, n_bits: int) -> Tensor:
