@@ -200,7 +200,8 @@ def _of_keys(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     A few keys far from all others have no say in either: they are in a byte's last value, and
     with them the others would be told apart no more.
     """
-    centre, distances, finite = _centred(parts, None, lambda distances: 4 * _unit(distances))
+    every = torch.ones(sum(map(len, parts)), dtype=torch.bool, device="cpu")
+    centre, distances, finite = _centred(parts, every, lambda distances: 4 * _unit(distances))
     return centre, _unit(distances[finite]), finite
 
 
@@ -216,18 +217,17 @@ def _of_values(parts: Sequence[Tensor], known: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _centred(
-    parts: Sequence[Tensor], known: Tensor | None, limit: Callable[[Tensor], Tensor]
+    parts: Sequence[Tensor], known: Tensor, limit: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of rows, the distances of all from it, and which are known, all if None, and finite.
+    """The mean of rows, the distances of all from it, and which are known and finite.
 
     parts: of the rows, as copies of all would be large. Rows have a say that are within a limit,
     which follows from all distances, of the median of the first part.
     """
-    first = parts[0] if known is None else parts[0][known[: len(parts[0])]]
-    first = first[first.isfinite().all(-1)].double()
+    first = parts[0][known[: len(parts[0])] & parts[0].isfinite().all(-1)].double()
     rough = first.median(0).values if len(first) else first.new_zeros(parts[0].shape[1])
     distances = _distances(parts, rough)
-    finite = distances.isfinite() if known is None else known & distances.isfinite()
+    finite = known & distances.isfinite()
     centre = _mean(parts, finite & (distances <= limit(distances[finite])))
     return centre, _distances(parts, centre), finite
 

@@ -2,9 +2,9 @@
 
 Key codes are the signs of L projections of the centred key; the query keeps its projections. Their
 product with the signs estimates each score. A key is read with a probability that grows with the
-estimate and with its value's norm and is known exactly, given the codes, so that sums over what is
-read, each term divided by its probability, are unbiased for the sums over all keys (Horvitz and
-Thompson 1952).
+estimate and with its value's distance from the mean value and is known exactly, given the codes, so
+that sums over what is read, each term divided by its probability, are unbiased for the sums over
+all keys (Horvitz and Thompson 1952).
 """
 
 import math
@@ -21,7 +21,7 @@ UNIT = 64  # estimates and thresholds are integers, in 1/64 nat
 NOISE = 1 << 14  # entries of the table of exponential variates
 SEGMENT = 1 << 12  # keys that read the table from the same place
 SHARPNESS = 0.75  # of the sampling: the probability grows as (exp(estimate) size)^0.75
-SIZE_UNIT = 32  # of a nat of a value's size, in its byte
+SIZE_UNIT = 32  # a value's size u is log u in 1/32 nat, in a byte
 FLOOR = 0.1  # share of the pilot that is uniform
 COUNTED = 4096  # most keys that are counted to find the threshold
 BIN = 16  # units of a bin of that count
@@ -214,7 +214,7 @@ class Estimated:
         self.bins, counts, means = in_bins(some, squares, sizes, small)
         self.counts, self.squares = each * counts, means[0]
         self.log_sizes, self.small = means[1] / SIZE_UNIT, means[2] / 255  # small: of u^-2
-        self.sharp, self.unbiased = sharp, part * unit
+        self.sharp, self.bias = sharp, part * unit  # of a squared norm of 1
         scores = self.score(self.bins, self.squares, self.log_sizes)
 
         # Of all scores, whatever the sizes.
@@ -239,7 +239,7 @@ class Estimated:
 
     def score(self, estimates: Any, squares: Any, log_sizes: Any) -> Any:
         """The unbiased estimate of a score, of a key or of keys of such squared norms and sizes."""
-        return estimates / self.sharp - self.unbiased * squares - log_sizes
+        return estimates / self.sharp - self.bias * squares - log_sizes
 
     def _expect(self, scores: np.ndarray, variances: np.ndarray) -> None:
         """If scores are expected there, with normal errors of such variances."""
