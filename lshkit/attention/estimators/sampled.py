@@ -41,9 +41,10 @@ class Sampled(BucketSums):
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
             (eq. 4). "collided" (`*YOSO`) takes the derivative of the probability (eq. 3) on the
             pairs that collide in some hash, "unbiased" divides it by the inclusion probability 1 -
-            (1 - p)^n_hashes, so that its mean is the exact gradient; both compare all pairs of
-            codes, in quadratic time and linear memory. Where the expectation is computed instead,
-            both are its exact derivative.
+            (1 - p)^n_hashes, so that its mean is the exact gradient (with hasher="hadamard" to
+            within 1 %, as its hashes are not independent); both compare all pairs of codes, in
+            quadratic time and linear memory. Where the expectation is computed instead, both are
+            its exact derivative.
         expectation: "auto" computes the expectation, which has no noise, wherever it costs less:
             for N_q queries and N_k keys where 2 N_q N_k <= 6 n_hashes (N_q + N_k), so for up to 6
             n_hashes positions (of packed sequences their mean lengths count), and for one query
