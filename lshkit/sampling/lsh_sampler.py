@@ -221,7 +221,8 @@ class LSHSampler(InBytes):
         """Every row that shares a bucket with the query, once, with its inclusion probability.
 
         A row whose collision probability is p is in the union with probability 1 - (1 - p)^m, over
-        the m = n_hashes tables.
+        the m = n_hashes tables; with `FastHadamard`, whose functions are not independent, up to 1 %
+        more often where it rarely collides.
 
         Returns
         -------
@@ -247,7 +248,8 @@ class LSHSampler(InBytes):
         *,
         seed: Seed = None,
     ) -> Estimate:
-        """Estimates of sum_j f(q, x_j) over all rows, with standard errors. Unbiased.
+        """Estimates of sum_j f(q, x_j) over all rows, with standard errors. Unbiased, but sums over
+        unions (Horvitz-Thompson) with `FastHadamard`, which may be 1 % too large (see `union`).
 
         Parameters
         ----------
