@@ -19,6 +19,7 @@ import numpy as np
 from lshkit.buckets import pair_distances
 from lshkit.kde import kernels
 from lshkit.kde.cells import Cells
+from lshkit.kde.geometry import distances_to_end
 from lshkit.kde.method import Method
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling
@@ -199,10 +200,6 @@ class _RowsAsGiven:
     def queries(self, first: int, last: int) -> np.ndarray:
         return self.geometry.scale(self.X[first:last])
 
-    def given(self, first: int, last: int) -> np.ndarray:
-        rows, widths = np.asarray(self.X[first:last], np.float64), self.geometry.widths
-        return rows if widths is None else rows / widths
-
     def sums(self, given: np.ndarray, first: int, last: int, threads: int) -> Sums:
         """Sums of queries as given over the rows from first to last."""
         weights = None if self.weights is None else self.weights[first:last]
@@ -262,27 +259,38 @@ def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
     others = np.arange(indptr[-1]) - indptr[rows] + starts[rows]
     kept = others != rows
     indptr, others = indptr - np.concatenate([[0], np.cumsum(~kept)])[indptr], others[kept]
-    scaled, kernel = keys.queries(first, last), keys.geometry.kernel
+    weights = np.ones(len(others)) if keys.weights is None else keys.weights[first:last][others]
+    kernel, geometry = keys.geometry.kernel, keys.geometry
     if kernel in kernels.COMPACT:  # their edge is decided by rows as given
         assert isinstance(keys, _RowsAsGiven)
-        scaled = keys.given(first, last)
+        columns = ((x[rows[kept]], x[others]) for x in keys.X[first:last].T)
+        distances = distances_to_end(columns, geometry.widths)
+        with np.errstate(divide="ignore"):
+            logs = np.log(kernels.compact(kernel, distances, geometry.edge))
+    else:
+        logs = geometry.log_kernel(_distances(keys, first, last, indptr, rows[kept], others))
+    none = np.isneginf(logs)  # of compact kernels
+    return sums_of_pairs(indptr, np.where(none, -745.0, logs), np.where(none, 0.0, weights))
+
+
+def _distances(
+    keys: _RowsAsGiven | _PermutedRows,
+    first: int,
+    last: int,
+    indptr: np.ndarray,
+    rows: np.ndarray,
+    others: np.ndarray,
+) -> np.ndarray:
+    """What kernels that do not end are functions of, at bandwidth 1: of listed pairs."""
+    scaled, kernel = keys.queries(first, last), keys.geometry.kernel
     p = 1 if kernel == "laplacian" else 2
     if isinstance(keys, _RowsAsGiven) and keys.geometry.rounds(scaled):
-        distances, of_pair = np.zeros(len(others)), rows[kept]
+        distances = np.zeros(len(others))
         for column, inverse in zip(keys.X[first:last].T, keys.geometry.inverse, strict=True):
             given = column.astype(np.float64)
-            distances += np.abs((given[of_pair] - given[others]) * inverse) ** p
+            distances += np.abs((given[rows] - given[others]) * inverse) ** p
     else:
         distances = pair_distances(scaled, scaled, indptr, others, p=p)
     if kernel == "angular":
-        distances = 2 * np.arcsin(np.minimum(np.sqrt(distances) / 2, 1))
-    elif kernel != "laplacian":
-        distances = np.sqrt(distances)
-    weights = np.ones(len(others)) if keys.weights is None else keys.weights[first:last][others]
-    if kernel in kernels.COMPACT:
-        with np.errstate(divide="ignore"):
-            logs = np.log(kernels.compact(kernel, distances, keys.geometry.edge))
-    else:
-        logs = keys.geometry.log_kernel(distances)
-    none = np.isneginf(logs)  # of compact kernels
-    return sums_of_pairs(indptr, np.where(none, -745.0, logs), np.where(none, 0.0, weights))
+        return 2 * np.arcsin(np.minimum(np.sqrt(distances) / 2, 1))
+    return distances if kernel == "laplacian" else np.sqrt(distances)

@@ -299,6 +299,17 @@ def edge_of(bandwidth: np.ndarray) -> tuple[np.ndarray | None, float]:
     return (None, float(width)) if one else (bandwidth, 1.0)
 
 
+def distances_to_end(
+    columns: Iterable[tuple[np.ndarray, np.ndarray]], widths: np.ndarray | None
+) -> np.ndarray:
+    """Distances by which compact kernels end, `Geometry`, from both rows' columns as given."""
+    squares = np.zeros(1)
+    for c, (a, b) in enumerate(columns):
+        differences = a.astype(np.float64) - b
+        squares = squares + (differences if widths is None else differences / widths[c]) ** 2
+    return np.sqrt(squares)
+
+
 def centre_of(X: np.ndarray) -> np.ndarray:
     """The mean, but for features where a few far rows take it away from the others."""
     low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")

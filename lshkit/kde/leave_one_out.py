@@ -12,7 +12,14 @@ from scipy.spatial.distance import cdist
 
 from lshkit import _C
 from lshkit.kde import kernels
-from lshkit.kde.geometry import DOUBLE_ROUNDING, FARTHEST, ROUNDING, centre_of, edge_of
+from lshkit.kde.geometry import (
+    DOUBLE_ROUNDING,
+    FARTHEST,
+    ROUNDING,
+    centre_of,
+    distances_to_end,
+    edge_of,
+)
 from lshkit.kde.known_rows import hashes_of_rows
 from lshkit.kde.training import LEAST
 
@@ -222,11 +229,8 @@ class LeaveOneOut:
     def _at_edge(self, i: np.ndarray, j: np.ndarray, width: float) -> np.ndarray:
         """Kernels of pairs of rows, by the rule by which the density's kernels end: `Geometry`."""
         divisors, edge = edge_of(width * self.unit * self.scale)
-        squares = np.zeros(len(i))
-        for c, column in enumerate(self.X.T):
-            differences = column[i].astype(np.float64) - column[j]
-            squares += (differences if divisors is None else differences / divisors[c]) ** 2
-        return kernels.compact(self.kernel, np.sqrt(squares), edge)
+        distances = distances_to_end(((column[i], column[j]) for column in self.X.T), divisors)
+        return kernels.compact(self.kernel, distances, edge)
 
 
 def distinct_rows(

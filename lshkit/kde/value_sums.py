@@ -12,7 +12,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from lshkit.kde import kernels
-from lshkit.kde.geometry import Geometry
+from lshkit.kde.geometry import Geometry, distances_to_end
 from lshkit.kde.sums import EXACT, Sums
 from lshkit.kde.training import Training
 
@@ -172,6 +172,10 @@ def log_kernels(
     r = cdist(queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean") / width
     if geometry.kernel == "angular":
         r = 2 * np.arcsin(np.minimum(r / 2, 1))  # the angle
+    return _log_kernels(geometry, r)
+
+
+def _log_kernels(geometry: Geometry, r: np.ndarray) -> np.ndarray:
     if geometry.kernel not in kernels.COMPACT:
         with np.errstate(over="ignore"):
             return geometry.log_kernel(r)
@@ -182,17 +186,16 @@ def log_kernels(
 class FewRows:
     """`ValueRows` of few rows, whose sums are float64 throughout.
 
-    With one bandwidth distances are those of rows as given: of gridded rows that are exactly one
-    apart, which is where compact kernels end, no scaling rounds them.
+    With one bandwidth, and of compact kernels, distances are those of rows as given: of gridded
+    rows that are exactly a bandwidth apart, where compact kernels end, no scaling rounds them.
     """
 
     def __init__(
         self, geometry: Geometry, rows: np.ndarray, weights: np.ndarray | None, values: np.ndarray
     ) -> None:
-        widths = geometry.bandwidth
-        self.given = geometry.kernel != "angular" and (widths == widths[0]).all()
-        self.given &= 1e-140 < widths[0] < 1e140  # whose squares float64 holds
-        self.width = widths[0] if self.given else 1.0
+        self.by_columns = geometry.kernel in kernels.COMPACT and geometry.widths is not None
+        one = geometry.widths is None and geometry.kernel != "angular"
+        self.given, self.width = one or self.by_columns, geometry.edge if one else 1.0
         self.geometry = geometry
         self.rows = self._as_kept(rows)
         weights = np.ones(len(rows)) if weights is None else weights
@@ -203,7 +206,7 @@ class FewRows:
 
     def moments(self, X: np.ndarray, threads: int) -> Moments:
         """`Moments` of rows as given."""
-        logs = log_kernels(self.geometry, self._as_kept(X), self.rows, self.width)
+        logs = self._log_kernels(self._as_kept(X))
         out = Moments.zeros(len(X), self.columns.shape[1] - 1)
         out.shift = logs.max(axis=1)
         some = out.shift > -np.inf
@@ -211,6 +214,12 @@ class FewRows:
         # A matrix product would add in an order that depends on the number of queries.
         out.first[some] = np.einsum("ij,jk->ik", kernel, self.columns, optimize=False)
         return out
+
+    def _log_kernels(self, queries: np.ndarray) -> np.ndarray:
+        if not self.by_columns:
+            return log_kernels(self.geometry, queries, self.rows, self.width)
+        columns = ((a[:, None], b) for a, b in zip(queries.T, self.rows.T, strict=True))
+        return _log_kernels(self.geometry, distances_to_end(columns, self.geometry.widths))
 
     @property
     def nbytes(self) -> int:

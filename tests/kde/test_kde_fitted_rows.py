@@ -46,11 +46,15 @@ def test_exact(kernel, n, weighted):
     assert np.abs(got[finite] - want[finite]).max(initial=0) < 2e-6  # as exact sums in float32
 
 
-def test_rows_at_the_edge_of_a_kernel():
+@pytest.mark.parametrize("bandwidth", [0.3, np.array([0.3, 0.4])])
+def test_rows_at_the_edge_of_a_kernel(bandwidth):
     """At exactly one bandwidth tophat is 0, wherever in the rows the pair is."""
     X = np.stack(np.meshgrid(*[0.1 * np.arange(12)] * 2), axis=-1).reshape(-1, 2)
-    density = LSHKernelDensity("tophat", 0.3, algorithm="brute").fit(X)
-    inside = np.sqrt(((X[:, None] - X) ** 2).sum(axis=-1)) < 0.3
+    density = LSHKernelDensity("tophat", bandwidth, algorithm="brute").fit(X)
+    if np.ndim(bandwidth):
+        inside = np.sqrt((((X[:, None] - X) / bandwidth) ** 2).sum(axis=-1)) < 1
+    else:
+        inside = np.sqrt(((X[:, None] - X) ** 2).sum(axis=-1)) < bandwidth
     assert np.allclose(np.exp(of_rows(density)) * 143, inside.sum(axis=1) - 1, atol=1e-6)
 
 

@@ -93,6 +93,16 @@ def test_gridded_rows_at_the_edge_of_a_kernel_are_outside():
         assert np.allclose(model.predict(unit * rows), wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("n", [100, 200, 300])
+def test_rows_end_at_a_bandwidth_per_feature_as_densities_do(n):
+    rows = 0.1 * np.random.default_rng(2).integers(0, 10, size=(n, 3))
+    widths = np.array([0.3, 0.5, 0.4])
+    inside = np.sqrt((((rows[:, None] - rows) / widths) ** 2).sum(axis=2)) < 1
+    wanted = inside @ VALUES[:n] / inside.sum(axis=1, keepdims=True)
+    model = LSHKernelRegressor("tophat", widths).fit(rows, VALUES[:n])
+    assert np.abs(model.predict(rows) - wanted).max() < 1e-6
+
+
 def test_targets_of_any_size():
     """A huge target changes predictions near it only, and none overflows."""
     values = VALUES.copy()
