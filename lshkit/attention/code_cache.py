@@ -81,7 +81,8 @@ class CodeCache:
     threads. A key with a NaN or infinity is ignored, and its value with it, except by `prefill` and
     `attend_exactly`, which give NaN as softmax attention does. Tensors of another shape or dtype
     raise ValueError or TypeError and leave the cache as it was. There is no autograd through a
-    cache: RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
+    cache: RuntimeError where grad mode is on and an input requires grad. CPU tensors only. One
+    cache must not be used by two threads at once.
     """
 
     batch_size: int

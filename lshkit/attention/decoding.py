@@ -59,7 +59,8 @@ class YosoState:
     Tensors of another shape, dtype or device raise ValueError or TypeError and leave the state as
     it was. There is no autograd through a state: RuntimeError where grad mode is on and an input
     requires grad. A NaN or infinity in a value stays in the buckets it was added to. One state must
-    not be used by two threads at once.
+    not be used by two threads at once. Where Ctrl-C interrupts a call that adds keys, further ones
+    raise RuntimeError until `reset` or `load_state_dict`.
     """
 
     batch_size: int
@@ -143,6 +144,7 @@ class YosoState:
         self._sums = self._new_table((*tables, self.value_dim), table_dtype)
         self._counts = self._new_table(tables, torch.float32) if normalize == "sum" else None
         self._positions = 0  # the same for all sequences, ...
+        self._interrupted = False  # between the core's call and what is counted here
         self._masked = self._new_table((self.batch_size,), torch.int64)  # ... less these
         self._tail = None
         if conv_window is not None:
@@ -218,6 +220,7 @@ class YosoState:
             query = rows(query, dtype)
         if key is not None and value is not None:
             key, value = rows(key, dtype), rows(value, dtype)
+            self._interrupted = True
         _C.decode(
             self._sums,
             self._counts,
@@ -238,11 +241,20 @@ class YosoState:
                 self._masked.sub_(key.shape[2])  # at each replay, of which nothing else here knows
             else:
                 self._positions += key.shape[2]
-                self.estimator.check_length(self._positions)
+            self._interrupted = False
+            self.estimator.check_length(self._positions)
         return out if out is None else out.to(self.dtype)
 
     def _check(self, **tensors: Tensor) -> None:
+        self._refuse_interrupted()
         check_step("state", self, self._check_device, **tensors)
+
+    def _refuse_interrupted(self) -> None:
+        if self._interrupted:
+            raise RuntimeError(
+                "the state holds keys of a call that was interrupted (prefill, append or step): "
+                "reset it, or load a state_dict"
+            )
 
     def _check_device(self, name: str, x: Tensor) -> None:
         if x.device != self.device:
@@ -277,7 +289,7 @@ class YosoState:
 
     def reset(self) -> "YosoState":
         """Removes everything that was added; returns self."""
-        self._positions = 0
+        self._positions, self._interrupted = 0, False
         for x in self._tensors().values():
             x.zero_()
         return self
@@ -316,6 +328,7 @@ class YosoState:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors: "version", "config" and copies of all that was added."""
+        self._refuse_interrupted()
         return saved_state.save(self)
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:

@@ -65,7 +65,7 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     with torch.inference_mode():  # in which any tensor can be written to
         for name, x in tensors.items():
             x.copy_(new[name])
-    state._positions = positions
+    state._positions, state._interrupted = positions, False
 
 
 def _check_sharpness(state: YosoState, sharpness: Tensor) -> None:

@@ -43,7 +43,7 @@ class HashTables:
         self.n_rows: int = wide.shape[0]
         self.n_hashes: int = wide.shape[1]
         self._dtype = wide.dtype
-        checked = None if weights is None else as_weights(weights, self.n_rows)
+        checked = None if weights is None else as_weights(weights, self.n_rows).copy()
         self._tables = _build(wide, checked, threads_of(torch))
 
     @property

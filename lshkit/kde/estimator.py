@@ -120,7 +120,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
 
     Notes
     -----
-    Queries do not change the estimator: several threads may query it and get the same results.
+    Queries do not change the estimator: several threads may query it and get the same results. One
+    thread at a time may add rows. A sketch whose `partial_fit`, `partial_unfit` or `merge` was
+    interrupted is refused from then on: RuntimeError, but by `fit`.
 
     Examples
     --------
@@ -253,9 +255,11 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, forgetting)
             sketch.add(X, weights)  # rows that are refused leave nothing behind
             self._kde_sketch = sketch
-        else:
+            self.n_samples_seen_ = sketch.n_rows
+            return
+        with self._kde_sketch.changes.one():
             self._kde_sketch.add(X, weights)
-        self.n_samples_seen_ = self._kde_sketch.n_rows
+            self.n_samples_seen_ = self._kde_sketch.n_rows
 
     def _by_rule(
         self, rule: str, X: np.ndarray, weights: np.ndarray | None, sketch: bool = False
@@ -279,9 +283,10 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
                 "removes rows itself"
             )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
-        with core_threads(self.n_jobs):
-            self._kde_sketch.add(X, as_weights(sample_weight, len(X), all_zero=True), -1)
-        self.n_samples_seen_ = self._kde_sketch.n_rows
+        weights = as_weights(sample_weight, len(X), all_zero=True)
+        with core_threads(self.n_jobs), self._kde_sketch.changes.one():
+            self._kde_sketch.add(X, weights, -1)
+            self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
 
     def merge(self, other: LSHKernelDensity) -> Self:
@@ -295,8 +300,10 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         check_mergeable(self, other)
         if self._kde_sketch is not None:
             assert other._kde_sketch is not None
-            self._kde_sketch.merge(other._kde_sketch)
-            self.n_samples_seen_ = self._kde_sketch.n_rows
+            other._kde_sketch.changes.check()
+            with self._kde_sketch.changes.one():
+                self._kde_sketch.merge(other._kde_sketch)
+                self.n_samples_seen_ = self._kde_sketch.n_rows
             return self
         self._kde_rows = self._kde_rows + other._kde_rows
         self._kde_weights = self._kde_weights + other._kde_weights
@@ -365,10 +372,12 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         """What answers queries."""
         if "n_samples_seen_" not in vars(self):  # check_is_fitted alone takes longer than a sketch
             check_is_fitted(self)
+        if self._kde_sketch is not None:
+            self._kde_sketch.changes.check()
+            return self._kde_sketch
         self._prepare()
-        method = self._kde_sketch or self._kde_method
-        assert method is not None
-        return method
+        assert self._kde_method is not None
+        return self._kde_method
 
     def _training_rows(self) -> tuple[np.ndarray, np.ndarray | None]:
         if len(self._kde_rows) > 1:

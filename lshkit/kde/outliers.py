@@ -151,8 +151,12 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
         density.partial_fit(X)
         if first:
             self.density_, self._lock, self._kept = density, threading.RLock(), None
-        if self._is_sketch():
-            self._keep(X)
+        if (sketch := density._kde_sketch) is not None:
+            try:
+                self._keep(X)
+            except BaseException:
+                sketch.changes.leave_open()
+                raise
         self._prepared = None
 
     def _check_parameters(self) -> None:

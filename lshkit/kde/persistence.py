@@ -122,6 +122,7 @@ def _save_rows(
 
 
 def _save_sketch(sketch: Sketch, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    sketch.changes.check()
     settings, of_family = archive.split_family(sketch.hasher)
     arrays |= of_family | {"bandwidth": sketch.geometry.bandwidth, "table": sketch.table.table}
     header["fitted"] = {"kernel": str(sketch.geometry.kernel), "n_bits": int(sketch.n_bits)}

@@ -125,7 +125,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
     Notes
     -----
-    `predict` does not change the estimator: several threads may use it and get the same results.
+    `predict` does not change the estimator: several threads may use it and get the same results. A
+    sketch whose `partial_fit` was interrupted is refused from then on: RuntimeError, but by `fit`.
     Arguments may be torch CPU tensors; results are arrays.
 
     Examples
@@ -240,7 +241,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         else:  # copies: a stream's buffer will be filled again
             weights = np.ones(len(X)) if weights is None else weights.copy()
             self._regression_parts.append((X.copy(), values.copy(), weights))
-        self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
+            self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
         self._regression_method = self._regression_fitted = None
         return self
 
@@ -288,8 +289,10 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             geometry = Geometry(self.kernel, self._bits(), np.zeros(X.shape[1]), widths)
             options = self._bits(), self.n_hashes, self._regression_seed, weights, values
             sketch = ValueSketch(geometry, *options)
-        sketch.add(X, weights, values)
-        self._regression_sketch = sketch
+        with sketch.changes.one():
+            sketch.add(X, weights, values)
+            self._regression_sketch = sketch
+            self.n_samples_seen_ = len(X) + getattr(self, "n_samples_seen_", 0)
 
     # ---- the method ----
 
@@ -302,6 +305,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         """What answers queries: the sketch, or what is made of all rows."""
         check_is_fitted(self)
         if (sketch := self._regression_sketch) is not None:
+            sketch.changes.check()
             unit = np.ldexp(1.0, sketch.exponents)
             mean = sketch.totals[1:] / sketch.totals[0]
             return Means(sketch, Units(sketch.offset * unit, unit, mean))

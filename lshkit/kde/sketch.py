@@ -16,6 +16,7 @@ from lshkit import checks, hashing
 from lshkit.buckets import BucketTable
 from lshkit.hashing.family import HashFamily
 from lshkit.kde import kernels
+from lshkit.kde.changes import Changes
 from lshkit.kde.forgetting import Forgetting
 from lshkit.kde.geometry import Geometry
 from lshkit.kde.method import (
@@ -83,6 +84,10 @@ class Sketch:
         self.total = 0.0
         self.whole = True  # no weight had a fraction
         self.forgetting = forgetting
+        self.changes = Changes()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"changes": Changes()} | state)  # older pickles have none
 
     def codes(self, X: np.ndarray, scaled: np.ndarray | None = None) -> np.ndarray:
         """Buckets `(n, n_hashes)` of rows as given. scaled: memory, of the shape of X."""

@@ -22,7 +22,7 @@ from cases.decoding import (  # noqa: E402
     state_for,
 )
 
-from lshkit import reference, torch_ops  # noqa: E402
+from lshkit import _C, reference, torch_ops  # noqa: E402
 from lshkit.attention import Sampled, Soft, YosoState, yoso_attention  # noqa: E402
 
 
@@ -317,3 +317,31 @@ def test_memory_does_not_depend_on_the_length():
 
 
 # --- The state as a thing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["prefill", "append", "step"])
+def test_a_state_whose_call_was_interrupted_is_refused(call, monkeypatch):
+    query, key, value = torch.randn(3, 1, 2, 40, 16)
+    state = YosoState(1, 2, 16, seed=0)
+    state.prefill(query, key, value)
+    saved, add = state.state_dict(), lambda: getattr(state, call)(*tensors)
+    tensors = (key, value) if call == "append" else (query, key, value)
+    plain = _C.decode
+
+    def decode(*args):
+        plain(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_C, "decode", decode)
+        with pytest.raises(KeyboardInterrupt):
+            add()
+    for use in (add, lambda: state.attend(query), state.state_dict):
+        with pytest.raises(RuntimeError, match="keys of a call that was interrupted"):
+            use()
+    state.load_state_dict(saved)
+    add()
+    assert int(state.length[0]) == 80
+    state._interrupted = True
+    assert int(state.reset().length[0]) == 0
+    add()

@@ -312,3 +312,11 @@ def test_weights_of_buckets_of_tensors():
         weights = tables.bucket_weights(query)
         assert weights.dtype is torch.float64
         assert torch.equal(weights, tables.bucket_sizes(query).double())
+
+
+def test_weights_are_copied():
+    codes, weights = np.zeros((200, 2), np.uint8), np.ones(200)
+    tables = HashTables(codes, weights=weights)
+    weights[:] = 0.5
+    probabilities = tables.draw(codes[:1], 50, seed=1)[1]
+    assert np.allclose(probabilities, 1 / 200, rtol=1e-12)
