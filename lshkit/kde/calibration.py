@@ -136,10 +136,11 @@ class Run:
         more = (n - n_rows) * got.sampled
         self.added = np.minimum(more / (unread * (unread + got.sampled)), 1)
         self.repeated = held_out.repeated
-        self.shift = np.maximum(got.shift, sums.shift)
+        mine = np.where(got.mean == 0, -np.inf, got.shift)  # an estimate of 0 has any
+        self.shift = np.maximum(mine, sums.shift)
         with np.errstate(invalid="ignore", divide="ignore"):
             mine, exact = (
-                np.where(x.shift > -np.inf, np.exp(x.shift - self.shift), 0) for x in (got, sums)
+                np.where(x > -np.inf, np.exp(x - self.shift), 0) for x in (mine, sums.shift)
             )
             # In logs: of an estimate that missed what dominates, it is below any float64.
             self.log_at_risk = got.shift - self.shift + np.log(np.maximum(got.at_risk, 0))

@@ -423,7 +423,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             is <= 0.
         std : array or tensor `(n_samples,)`, with return_std=True
             Standard error of log_density (the relative standard error of the density): 0 where it
-            is exact, inf where a sampled log_density is -inf.
+            is exact, inf where a sampled log_density is -inf or its density is less than e^-350 of
+            the standard error.
 
         Notes
         -----
@@ -443,7 +444,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             results = [np.log(positive) + (estimate.shift - log_norm)]
             if return_std:
                 unknown = 0 if exact else np.inf
-                results.append(np.where(positive > 0, estimate.stated / positive, unknown))
+                std = np.where(positive > 0, estimate.stated / positive, unknown)
+                results.append(np.where(estimate.unknown, np.inf, std))
             results = [x.astype(dtype, copy=False) for x in results]  # below float32: -inf
         return _like(torch, results)
 

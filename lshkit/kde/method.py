@@ -27,6 +27,7 @@ MOST_TUNED = 2**12  # of every method: tuning asks for no more, files with more 
 MOST_HASHES, MOST_BITS, MOST_PROJECTIONS, MOST_BYTES = 256, 16, 1024, 2**26
 # Mean of |z| for a standard normal z: from a standard error to a mean error.
 MEAN_ABSOLUTE = 0.7978845608
+MOST_LOG = 350.0  # of a number whose square float64 holds
 MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is right
 
 
@@ -69,7 +70,13 @@ class Estimate:
     def stated(self) -> np.ndarray:
         """The standard errors over exp(shift), with squares in float64."""
         with np.errstate(invalid="ignore"):  # of nothing at all
-            return np.fmax(self.error, np.exp(np.minimum(self.least - self.shift, 350)))
+            return np.fmax(self.error, np.exp(np.minimum(self.least - self.shift, MOST_LOG)))
+
+    @property
+    def unknown(self) -> np.ndarray:
+        """Whether the standard errors are so far above exp(shift) that `stated` is less."""
+        with np.errstate(invalid="ignore"):
+            return self.least - self.shift > MOST_LOG
 
     @property
     def stated_of_means(self) -> np.ndarray:

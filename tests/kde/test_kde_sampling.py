@@ -404,3 +404,37 @@ def test_hbe_where_some_rows_are_far(kernel, each):
     got, error = density.kernel_mean(near, return_std=True)
     assert np.mean(np.abs(got - exact) <= 3 * error + 1e-6 * exact) > 0.9
     assert (error > 0).any() == (each == 25)
+
+
+@pytest.mark.filterwarnings("ignore:algorithm='hbe'")
+@pytest.mark.parametrize("bandwidth", [1.0, 1e-3, 1e-6])
+def test_hbe_of_densities_below_float64(bandwidth):
+    """Draws far below e^-745 count as others do, beside tables that have none."""
+    X, queries = clustered(6000, 3, 40, scale=0.3, n_queries=200)
+    exact = LSHKernelDensity("laplacian", bandwidth, rtol=0).fit(X).score_samples(queries)
+    hbe = LSHKernelDensity("laplacian", bandwidth, algorithm="hbe", random_state=0).fit(X)
+    got, std = hbe.score_samples(queries, return_std=True)
+    assert np.isfinite(got).all() and (got < exact + 5).all()
+    assert (np.abs(np.expm1(got - exact)) > 3 * std + 1e-3).mean() < 0.02
+    if bandwidth == 1e-6:
+        assert (exact < -745).mean() > 0.9 and hbe.report_["methods"]["hbe"]["error"] > 0.1
+
+
+def test_a_standard_error_far_above_its_density_is_infinite():
+    scales, rng = 10.0 ** np.arange(-3, 4), np.random.default_rng(0)
+    centres = np.random.default_rng(3).normal(size=(7, 6)) * 1e3
+
+    def draw(n):
+        of = rng.integers(7, size=n)
+        return centres[of] + scales[of][:, None] * rng.normal(size=(n, 6))
+
+    X, queries = draw(6000), draw(6000)
+    density = LSHKernelDensity(bandwidth=6.86, rtol=0.7, random_state=0).fit(X)
+    got, std = density.score_samples(queries, return_std=True)
+    exact = LSHKernelDensity(bandwidth=6.86, rtol=0).fit(X).score_samples(queries)
+    assert np.isinf(std).any() and std[np.isfinite(std)].max() < 1e153
+    with np.errstate(divide="ignore"):  # |estimate - exact| in units of the estimate, in logs
+        below, above = np.minimum(exact - got, 0), np.maximum(exact - got, 0)
+        off = np.where(above > 0, above + np.log(-np.expm1(-above)), np.log(-np.expm1(below)))
+        beyond = (off > np.log(3 * std)) & (np.abs(got - exact) > 2e-3)
+    assert beyond.mean() < 0.015
