@@ -306,7 +306,8 @@ def distances_to_end(
     squares = np.zeros(1)
     for c, (a, b) in enumerate(columns):
         differences = a.astype(np.float64) - b
-        squares = squares + (differences if widths is None else differences / widths[c]) ** 2
+        with np.errstate(over="ignore"):
+            squares = squares + (differences if widths is None else differences / widths[c]) ** 2
     return np.sqrt(squares)
 
 

@@ -16,7 +16,7 @@ from lshkit.kde.arguments import check_n_jobs, core_threads, detached_rows, rand
 from lshkit.kde.geometry import Geometry, has_zero_row, unit_rows, without_loss
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
-from lshkit.kde.value_sums import log_kernels
+from lshkit.kde.value_sums import distances, log_kernels
 from lshkit.typing import RandomState, Rows
 
 KERNELS = "laplacian", "angular", "gaussian"
@@ -313,7 +313,8 @@ def _exact_sums(
         products, row_sums = np.zeros((len(rows[part]), labels.shape[1])), np.zeros(len(rows))
         for other in range(first, len(rows), BLOCK):
             columns = slice(other, other + BLOCK)
-            kernel = np.exp(log_kernels(geometry, rows[part], rows[columns], width))
+            r = distances(geometry, rows[part], rows[columns], width)
+            kernel = np.exp(log_kernels(geometry, r))
             if other == first:
                 np.fill_diagonal(kernel, 0)
                 kernel *= 0.5  # of which both sides are here

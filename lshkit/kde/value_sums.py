@@ -12,7 +12,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from lshkit.kde import kernels
-from lshkit.kde.geometry import Geometry, distances_to_end
+from lshkit.kde.geometry import DOUBLE_ROUNDING, Geometry, distances_to_end
 from lshkit.kde.sums import EXACT, Sums
 from lshkit.kde.training import Training
 
@@ -165,17 +165,16 @@ class ValueRows:
         return self.rows.nbytes + weights + sum(size.nbytes for *_, size in self.parts)
 
 
-def log_kernels(
+def distances(
     geometry: Geometry, queries: np.ndarray, rows: np.ndarray, width: float = 1.0
 ) -> np.ndarray:
-    """log k between all queries and rows in float64, scaled up to the width: -inf for 0."""
+    """What the kernel is a function of, between all queries and rows scaled up to the width."""
     r = cdist(queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean") / width
-    if geometry.kernel == "angular":
-        r = 2 * np.arcsin(np.minimum(r / 2, 1))  # the angle
-    return _log_kernels(geometry, r)
+    return 2 * np.arcsin(np.minimum(r / 2, 1)) if geometry.kernel == "angular" else r
 
 
-def _log_kernels(geometry: Geometry, r: np.ndarray) -> np.ndarray:
+def log_kernels(geometry: Geometry, r: np.ndarray) -> np.ndarray:
+    """log k of `distances`, float64: -inf for 0."""
     if geometry.kernel not in kernels.COMPACT:
         with np.errstate(over="ignore"):
             return geometry.log_kernel(r)
@@ -186,18 +185,19 @@ def _log_kernels(geometry: Geometry, r: np.ndarray) -> np.ndarray:
 class FewRows:
     """`ValueRows` of few rows, whose sums are float64 throughout.
 
-    With one bandwidth, and of compact kernels, distances are those of rows as given: of gridded
-    rows that are exactly a bandwidth apart, where compact kernels end, no scaling rounds them.
+    With one bandwidth distances are those of rows as given: of gridded rows that are exactly one
+    apart, which is where compact kernels end, no scaling rounds them. With several, pairs within
+    rounding of there are computed again.
     """
 
     def __init__(
         self, geometry: Geometry, rows: np.ndarray, weights: np.ndarray | None, values: np.ndarray
     ) -> None:
-        self.by_columns = geometry.kernel in kernels.COMPACT and geometry.widths is not None
-        one = geometry.widths is None and geometry.kernel != "angular"
-        self.given, self.width = one or self.by_columns, geometry.edge if one else 1.0
+        self.given = geometry.widths is None and geometry.kernel != "angular"
+        self.width = geometry.edge if self.given else 1.0
         self.geometry = geometry
-        self.rows = self._as_kept(rows)
+        self.rows, self.rows_given = self._as_kept(rows), rows
+        self.ends = geometry.kernel in kernels.COMPACT and not self.given
         weights = np.ones(len(rows)) if weights is None else weights
         self.columns = np.column_stack([weights, weights[:, None] * values])
 
@@ -206,7 +206,11 @@ class FewRows:
 
     def moments(self, X: np.ndarray, threads: int) -> Moments:
         """`Moments` of rows as given."""
-        logs = self._log_kernels(self._as_kept(X))
+        queries = self._as_kept(X)
+        r = distances(self.geometry, queries, self.rows, self.width)
+        if self.ends:
+            self._decide_edge(r, queries, X)
+        logs = log_kernels(self.geometry, r)
         out = Moments.zeros(len(X), self.columns.shape[1] - 1)
         out.shift = logs.max(axis=1)
         some = out.shift > -np.inf
@@ -215,11 +219,16 @@ class FewRows:
         out.first[some] = np.einsum("ij,jk->ik", kernel, self.columns, optimize=False)
         return out
 
-    def _log_kernels(self, queries: np.ndarray) -> np.ndarray:
-        if not self.by_columns:
-            return log_kernels(self.geometry, queries, self.rows, self.width)
-        columns = ((a[:, None], b) for a, b in zip(queries.T, self.rows.T, strict=True))
-        return _log_kernels(self.geometry, distances_to_end(columns, self.geometry.widths))
+    def _decide_edge(self, r: np.ndarray, queries: np.ndarray, given: np.ndarray) -> None:
+        """Distances as densities have them, of pairs within rounding of one bandwidth."""
+        with np.errstate(over="ignore"):
+            norms = (np.linalg.norm(x, axis=1) for x in (queries, self.rows))
+            rounding = 4 * (8 + queries.shape[1]) * DOUBLE_ROUNDING * np.add.outer(*norms)
+        i, j = np.nonzero(np.abs(r - 1) <= rounding)
+        if len(i) == 0:
+            return
+        columns = ((a[i], b[j]) for a, b in zip(given.T, self.rows_given.T, strict=True))
+        r[i, j] = distances_to_end(columns, self.geometry.widths)
 
     @property
     def nbytes(self) -> int:

@@ -101,6 +101,7 @@ def test_rows_end_at_a_bandwidth_per_feature_as_densities_do(n):
     wanted = inside @ VALUES[:n] / inside.sum(axis=1, keepdims=True)
     model = LSHKernelRegressor("tophat", widths).fit(rows, VALUES[:n])
     assert np.abs(model.predict(rows) - wanted).max() < 1e-6
+    assert np.isfinite(model.predict(1e160 * rows)).all()  # whose squares overflow
 
 
 def test_targets_of_any_size():
