@@ -76,6 +76,7 @@ class YosoState:
     short_conv: int | None
     device: torch.device
     seed: int
+    _interrupted = False  # between the core's call and what is counted here
 
     def __init__(
         self,
@@ -144,7 +145,6 @@ class YosoState:
         self._sums = self._new_table((*tables, self.value_dim), table_dtype)
         self._counts = self._new_table(tables, torch.float32) if normalize == "sum" else None
         self._positions = 0  # the same for all sequences, ...
-        self._interrupted = False  # between the core's call and what is counted here
         self._masked = self._new_table((self.batch_size,), torch.int64)  # ... less these
         self._tail = None
         if conv_window is not None:
@@ -289,9 +289,10 @@ class YosoState:
 
     def reset(self) -> "YosoState":
         """Removes everything that was added; returns self."""
-        self._positions, self._interrupted = 0, False
+        self._positions, self._interrupted = 0, True
         for x in self._tensors().values():
             x.zero_()
+        self._interrupted = False
         return self
 
     def clone(self) -> "YosoState":

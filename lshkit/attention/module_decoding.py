@@ -113,14 +113,19 @@ def decode(
         out = state.prefill(query, key, value, mask, scale)
     else:
         out = state.prefill(query, key, value, mask)
+        state._interrupted = True  # until what convolutions keep is of the same positions
     if inputs is not None:  # now that nothing can be refused any more
         _keep_last(state._inputs, inputs)
+    values = None
     if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
         assert state._tail is not None
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
         values = torch.cat((state._tail, value), -2)
         _keep_last(state._tail, values)
+    if not isinstance(state, SoftmaxCache):
+        state._interrupted = False
+    if module.conv is not None and values is not None:
         out = out + module.conv(values)
     return module.out_proj(out.transpose(1, 2).flatten(2))
 

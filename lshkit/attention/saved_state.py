@@ -62,6 +62,7 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     own = {x.untyped_storage().data_ptr() for x in tensors.values()}
     for name, x in new.items():
         new[name] = x.to(state.device, copy=x.untyped_storage().data_ptr() in own)
+    state._interrupted = True
     with torch.inference_mode():  # in which any tensor can be written to
         for name, x in tensors.items():
             x.copy_(new[name])

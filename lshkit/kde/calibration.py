@@ -144,7 +144,8 @@ class Run:
             )
             # In logs: of an estimate that missed what dominates, it is below any float64.
             self.log_at_risk = got.shift - self.shift + np.log(np.maximum(got.at_risk, 0))
-        self.mean, self.error = got.mean * mine, got.error * mine
+        self.mean = got.mean * mine
+        self.error = got.error * np.where(got.error == np.inf, 1, mine)
         self.exact = sums.total / training.total * exact
         if 0 < (share := held_out.share) < 1:  # methods know the weight of all rows alone
             self.mean, self.error, self.exact = (

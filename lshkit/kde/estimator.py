@@ -120,9 +120,10 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
 
     Notes
     -----
-    Queries do not change the estimator: several threads may query it and get the same results. One
-    thread at a time may add rows. A sketch whose `partial_fit`, `partial_unfit` or `merge` was
-    interrupted is refused from then on: RuntimeError, but by `fit`.
+    Queries do not change the estimator: several threads may query it and get the same results.
+    Changes of a sketch wait for each other (from its second rows on); other algorithms take rows
+    from one thread at a time. After a `partial_fit`, `partial_unfit` or `merge` of a sketch that
+    was interrupted, every call but `fit` raises RuntimeError.
 
     Examples
     --------
@@ -257,7 +258,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             self._kde_sketch = sketch
             self.n_samples_seen_ = sketch.n_rows
             return
-        with self._kde_sketch.changes.one():
+        with self._kde_sketch.changes.alone():
             self._kde_sketch.add(X, weights)
             self.n_samples_seen_ = self._kde_sketch.n_rows
 
@@ -284,7 +285,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         weights = as_weights(sample_weight, len(X), all_zero=True)
-        with core_threads(self.n_jobs), self._kde_sketch.changes.one():
+        with core_threads(self.n_jobs), self._kde_sketch.changes.alone():
             self._kde_sketch.add(X, weights, -1)
             self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
@@ -294,14 +295,13 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
 
         Both must have the same kernel, bandwidth and kind of algorithm; sketches also the same
         integer random_state, because their hash functions must be equal, and the same half_life.
-        ValueError for sketches with a sliding window.
+        No thread may change other meanwhile. ValueError for sketches with a sliding window.
         """
         check_is_fitted(self)
         check_mergeable(self, other)
         if self._kde_sketch is not None:
             assert other._kde_sketch is not None
-            other._kde_sketch.changes.check()
-            with self._kde_sketch.changes.one():
+            with self._kde_sketch.changes.alone():
                 self._kde_sketch.merge(other._kde_sketch)
                 self.n_samples_seen_ = self._kde_sketch.n_rows
             return self
@@ -444,8 +444,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             results = [np.log(positive) + (estimate.shift - log_norm)]
             if return_std:
                 unknown = 0 if exact else np.inf
-                std = np.where(positive > 0, estimate.stated / positive, unknown)
-                results.append(np.where(estimate.unknown, np.inf, std))
+                results.append(np.where(positive > 0, estimate.stated / positive, unknown))
             results = [x.astype(dtype, copy=False) for x in results]  # below float32: -inf
         return _like(torch, results)
 
@@ -592,6 +591,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         return persistence.load(cls, file)
 
     def __getstate__(self) -> dict[str, Any]:
+        if (sketch := vars(self).get("_kde_sketch")) is not None:
+            sketch.changes.check()
         state = super().__getstate__().copy()
         if state.get("_kde_method") is not None:
             state["_kde_method"] = None  # made again, equal, at first use

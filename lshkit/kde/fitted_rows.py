@@ -269,8 +269,7 @@ def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
             logs = np.log(kernels.compact(kernel, distances, geometry.edge))
     else:
         logs = geometry.log_kernel(_distances(keys, first, last, indptr, rows[kept], others))
-    none = np.isneginf(logs)  # of compact kernels
-    return sums_of_pairs(indptr, np.where(none, -745.0, logs), np.where(none, 0.0, weights))
+    return sums_of_pairs(indptr, logs, weights)
 
 
 def _distances(

@@ -47,11 +47,15 @@ class Forgetting(abc.ABC):
     def weights_of(self, ages: np.ndarray) -> np.ndarray:
         """What rows of these ages `(n,)`, added with weight 1, count in the unit of the table."""
 
-    def merge(self, table: BucketTable, other: Self, other_table: BucketTable) -> None:
-        """Adds the table of another sketch, as if its rows had come after this one's."""
+    def check_mergeable(self, other: Self) -> None:
+        """ValueError where `merge` has no meaning."""
         raise ValueError(
             "sketches with a sliding window cannot be merged: pass their rows to partial_fit"
         )
+
+    def merge(self, table: BucketTable, other: Self, other_table: BucketTable) -> None:
+        """Adds the table of another sketch, as if its rows had come after this one's."""
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
@@ -281,9 +285,11 @@ class HalfLife(Forgetting):
     def weights_of(self, ages: np.ndarray) -> np.ndarray:
         return np.exp2((self.place - 1 - ages) / self.half_life)
 
-    def merge(self, table: BucketTable, other: Self, other_table: BucketTable) -> None:
+    def check_mergeable(self, other: Self) -> None:
         if other.half_life != self.half_life:
             raise ValueError(f"half_life differ: {self.half_life} and {other.half_life}")
+
+    def merge(self, table: BucketTable, other: Self, other_table: BucketTable) -> None:
         # The newest row of each has weight 2^((place - 1) / half_life); the rows here become older
         # by the number of the others, and take their scale.
         aging = (other.place - self.place - other_table.count) / self.half_life

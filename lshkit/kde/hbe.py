@@ -128,12 +128,9 @@ class HashedDraws(ExactFarQueries):
             within = buckets.start, min(buckets.stop, n)
             own[known] = self.equal.few_sums(queries[known], groups[known], threads, *within)[0]
             factors = self.without_equal(factors, drawn_rows, groups)
-        counts = finite & (factors > 0)
-        least = np.where(counts, logs, np.inf).min(axis=1, keepdims=True)
-        logs = np.where(counts, logs, np.where(least < np.inf, least, 0))  # of those no shift
         indptr = np.arange(n_queries + 1) * n_draws
-        drawn = sums_of_pairs(indptr, logs.ravel(), np.where(counts, factors, 0).ravel())
-        drawn.shift[~counts.any(axis=1)] = -np.inf
+        logs = np.where(factors > 0, logs, -np.inf)
+        drawn = sums_of_pairs(indptr, logs.ravel(), factors.ravel())
         mean, spread = drawn.total / n_draws, drawn.squares / n_draws
         variance = np.maximum(spread - mean**2, 0) / max(n_draws - 1, 1)
         rest = self.permuted.sums(queries, 0, buckets.start, threads)

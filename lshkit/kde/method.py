@@ -68,15 +68,11 @@ class Estimate:
 
     @property
     def stated(self) -> np.ndarray:
-        """The standard errors over exp(shift), with squares in float64."""
+        """The standard errors over exp(shift); infinite where float64 would not hold squares."""
         with np.errstate(invalid="ignore"):  # of nothing at all
-            return np.fmax(self.error, np.exp(np.minimum(self.least - self.shift, MOST_LOG)))
-
-    @property
-    def unknown(self) -> np.ndarray:
-        """Whether the standard errors are so far above exp(shift) that `stated` is less."""
-        with np.errstate(invalid="ignore"):
-            return self.least - self.shift > MOST_LOG
+            log = self.least - self.shift
+        least = np.exp(np.minimum(log, MOST_LOG))
+        return np.fmax(self.error, np.where(log > MOST_LOG, np.inf, least))
 
     @property
     def stated_of_means(self) -> np.ndarray:

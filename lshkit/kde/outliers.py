@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -148,16 +149,15 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
         check_contamination(self.contamination)
         density = self._new_density() if first else self.density_
         X = as_rows(self, X, first, density.kernel)
-        density.partial_fit(X)
-        if first:
-            self.density_, self._lock, self._kept = density, threading.RLock(), None
-        if (sketch := density._kde_sketch) is not None:
-            try:
-                self._keep(X)
-            except BaseException:
-                sketch.changes.leave_open()
-                raise
-        self._prepared = None
+        sketch = None if first else density._kde_sketch
+        with contextlib.nullcontext() if sketch is None else sketch.changes.alone():
+            self._prepared = None
+            density.partial_fit(X)
+            if first:
+                self._lock, self._kept = threading.RLock(), None
+            if density._kde_sketch is not None:
+                self._keep(density, X)
+            self.density_ = density
 
     def _check_parameters(self) -> None:
         """Those that the density of `fit` would not be made with."""
@@ -179,9 +179,9 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
     def _is_sketch(self) -> bool:
         return self.density_.algorithm == "bucket_sum"
 
-    def _keep(self, X: np.ndarray) -> None:
+    def _keep(self, density: LSHKernelDensity, X: np.ndarray) -> None:
         """Keeps the rows with the largest keys: random ones, or numbers that count the rows."""
-        density, kept = self.density_, N_KEPT
+        kept = N_KEPT
         rows, keys = self._kept or (X[:0], np.zeros(0))
         first = 0 if self._kept is None else self._n_added
         self._n_added = first + len(X)

@@ -87,6 +87,8 @@ def _joined(feature_names: np.ndarray) -> np.ndarray:
 def _contents(estimator: LSHKernelDensity) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Header and arrays of an LSHKernelDensity's file, whose parameters are checked as in `fit`."""
     _check(estimator, estimator.n_features_in_)
+    if estimator._kde_sketch is not None:
+        estimator._kde_sketch.changes.check()
     header: dict[str, Any] = {"parameters": {}, "seed": int(estimator._kde_seed)}
     header["n_samples_seen"] = int(estimator.n_samples_seen_)
     header["n_features"] = int(estimator.n_features_in_)
@@ -122,7 +124,6 @@ def _save_rows(
 
 
 def _save_sketch(sketch: Sketch, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    sketch.changes.check()
     settings, of_family = archive.split_family(sketch.hasher)
     arrays |= of_family | {"bandwidth": sketch.geometry.bandwidth, "table": sketch.table.table}
     header["fitted"] = {"kernel": str(sketch.geometry.kernel), "n_bits": int(sketch.n_bits)}

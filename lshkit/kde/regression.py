@@ -125,8 +125,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
     Notes
     -----
-    `predict` does not change the estimator: several threads may use it and get the same results. A
-    sketch whose `partial_fit` was interrupted is refused from then on: RuntimeError, but by `fit`.
+    `predict` does not change the estimator: several threads may use it and get the same results.
+    After a `partial_fit` of a sketch that was interrupted, every call but `fit` raises RuntimeError.
     Arguments may be torch CPU tensors; results are arrays.
 
     Examples
@@ -289,7 +289,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             geometry = Geometry(self.kernel, self._bits(), np.zeros(X.shape[1]), widths)
             options = self._bits(), self.n_hashes, self._regression_seed, weights, values
             sketch = ValueSketch(geometry, *options)
-        with sketch.changes.one():
+        with sketch.changes.alone():
             sketch.add(X, weights, values)
             self._regression_sketch = sketch
             self.n_samples_seen_ = len(X) + getattr(self, "n_samples_seen_", 0)
@@ -413,6 +413,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     # ---- scikit-learn ----
 
     def __getstate__(self) -> dict[str, Any]:
+        if (sketch := vars(self).get("_regression_sketch")) is not None:
+            sketch.changes.check()
         state = super().__getstate__().copy()
         if state.get("_regression_method") is not None:
             state["_regression_method"] = None  # made again, equal, at first use

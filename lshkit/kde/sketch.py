@@ -86,8 +86,13 @@ class Sketch:
         self.forgetting = forgetting
         self.changes = Changes()
 
+    def __getstate__(self) -> dict[str, Any]:
+        self.changes.check()
+        return {name: value for name, value in vars(self).items() if name != "changes"}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"changes": Changes()} | state)  # older pickles have none
+        self.__dict__.update(state)
+        self.changes = Changes()
 
     def codes(self, X: np.ndarray, scaled: np.ndarray | None = None) -> np.ndarray:
         """Buckets `(n, n_hashes)` of rows as given. scaled: memory, of the shape of X."""
@@ -123,6 +128,10 @@ class Sketch:
 
     def add(self, X: np.ndarray, weights: np.ndarray | None, sign: int = 1) -> None:
         """Adds (or takes out) rows; ValueError when less than nothing would be left."""
+        with self.changes.alone():
+            self._add(X, weights, sign)
+
+    def _add(self, X: np.ndarray, weights: np.ndarray | None, sign: int) -> None:
         whole = self.whole
         if weights is None:
             rounded = np.broadcast_to(1.0, len(X))
@@ -150,6 +159,7 @@ class Sketch:
             self._remove(X, rounded)
         else:
             for part, codes in self.codes_by_chunk(X):
+                self.changes.begin()
                 if self.forgetting is None:
                     self.table.add(codes, rounded[part, None])
                 else:
@@ -161,10 +171,12 @@ class Sketch:
         """ValueError, and nothing is removed, when less than nothing would be left in a bucket."""
         hashes = np.arange(self.n_hashes)
         for part, codes in self.codes_by_chunk(X):
+            self.changes.begin()
             self.table.remove(codes, weights[part, None])
             if (self.table.table[hashes, codes.astype(np.intp)] < 0).any():
                 for again, codes in self.codes_by_chunk(X[: part.stop]):
                     self.table.add(codes, weights[again, None])
+                self.changes.end()
                 raise ValueError("X must be rows that were added, with their weights, got others")
 
     @property
@@ -193,15 +205,19 @@ class Sketch:
                 "integer random_state, n_bits, n_hashes and bandwidth, got "
                 f"n_bits={self.n_bits}, {self.hasher!r} and n_bits={other.n_bits}, {other.hasher!r}"
             )
-        if self.forgetting is not None and other.forgetting is not None:
-            self.forgetting.merge(self.table, other.forgetting, other.table)
-            self.total = self.forgetting.weight(self.table)
-            return
-        whole = self.whole and other.whole
-        check_total(self.total + other.total, whole)
-        self.table.merge(other.table)
-        self.total += other.total
-        self.whole = whole
+        with self.changes.alone():
+            whole = self.whole and other.whole
+            if self.forgetting is not None and other.forgetting is not None:
+                self.forgetting.check_mergeable(other.forgetting)
+                self.changes.begin()
+                self.forgetting.merge(self.table, other.forgetting, other.table)
+                self.total = self.forgetting.weight(self.table)
+            else:
+                check_total(self.total + other.total, whole)
+                self.changes.begin()
+                self.table.merge(other.table)
+                self.total += other.total
+            self.whole = whole
 
     def estimate(
         self, X: np.ndarray, threads: int | None = None, with_error: bool = True

@@ -59,7 +59,7 @@ class Sums:
 
 
 def sums_of_pairs(indptr: np.ndarray, log_terms: np.ndarray, factors: np.ndarray) -> Sums:
-    """`Sums` over each query's listed pairs of factor * exp(log_term)."""
+    """`Sums` over each query's listed pairs of factor * exp(log_term), -inf for terms of 0."""
     n = len(indptr) - 1
     sums = Sums.zeros(n)
     full = np.flatnonzero(np.diff(indptr))
@@ -68,7 +68,7 @@ def sums_of_pairs(indptr: np.ndarray, log_terms: np.ndarray, factors: np.ndarray
     starts = indptr[full]
     sums.shift[full] = np.maximum.reduceat(log_terms, starts)
     rows = np.repeat(np.arange(n), np.diff(indptr))
-    terms = factors * np.exp(log_terms - sums.shift[rows])
+    terms = factors * np.exp(log_terms - np.maximum(sums.shift, LOWEST)[rows])
     sums.total[full] = np.add.reduceat(terms, starts)
     sums.squares[full] = np.add.reduceat(terms**2, starts)
     return sums

@@ -44,7 +44,10 @@ class ValueSketch(Sketch):
     def add(  # type: ignore[override]  # rows have values here
         self, X: np.ndarray, weights: np.ndarray | None, values: np.ndarray
     ) -> None:
-        weights = np.ones(len(X)) if weights is None else weights
+        with self.changes.alone():
+            self._add_values(X, np.ones(len(X)) if weights is None else weights, values)
+
+    def _add_values(self, X: np.ndarray, weights: np.ndarray, values: np.ndarray) -> None:
         counted = weights > 0
         if not counted.all():
             X, weights, values = X[counted], weights[counted], values[counted]
@@ -54,6 +57,7 @@ class ValueSketch(Sketch):
         values = self._in_units("y", values, self.exponents, 250)
         columns = np.column_stack([weights, weights[:, None] * (values - self.offset)])
         for part, codes in self.codes_by_chunk(X):
+            self.changes.begin()
             self.table.add(codes, columns[part])
         self.low = np.minimum(self.low, values.min(axis=0))
         self.high = np.maximum(self.high, values.max(axis=0))

@@ -445,5 +445,13 @@ def test_least_errors_are_no_multiples_of_what_a_shift_holds():
     assert np.array_equal(estimate.stated, error)
     assert np.array_equal(estimate.stated_of_means, [0, 0, 0.1, np.inf])
     estimate.least[1:] = -1.0
-    assert np.array_equal(estimate.stated, [0, np.exp(350), np.exp(-1), np.inf])
+    assert np.array_equal(estimate.stated, [0, np.inf, np.exp(-1), np.inf])
     assert np.array_equal(estimate.stated_of_means, [0, np.exp(-1), np.exp(-1), np.inf])
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_sketch_of_one_hash_is_tried_without_warnings():
+    """Its stated errors are infinite, also where its estimate is 0."""
+    rows = np.random.default_rng(0).normal(size=(30_000, 16))
+    density = LSHKernelDensity("angular", rtol=1.5, n_bits=16, normalize=False, random_state=0)
+    assert "bucket_sum" in density.fit(rows).report_["methods"]

@@ -1,15 +1,20 @@
 """Sketches that are changed by several threads, or by a call that is interrupted."""
 
+import copy
+import os
 import pickle
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 from cases.kde import SKETCHES, clustered, sketch
 
 from lshkit.buckets import BucketTable
-from lshkit.kde import LSHKernelDensity, LSHKernelRegressor, LSHOutlierDetector
+from lshkit.kde import LSHKernelRegressor, LSHOutlierDetector
+from lshkit.kde.sketch import Sketch
+from lshkit.kde.value_sketch import ValueSketch
 
 FORGETTING = [
     {},
@@ -43,13 +48,21 @@ def interrupted(monkeypatch):
     return after
 
 
+def ctrl_c(*args):
+    raise KeyboardInterrupt
+
+
+def no_memory(*args):
+    raise MemoryError
+
+
 def check_refused(model, rows, *more):
     for use in (
         lambda: model.partial_fit(rows, *more),
         lambda: pickle.dumps(model),
         lambda: model.predict(rows) if hasattr(model, "predict") else model.score_samples(rows),
     ):
-        with pytest.raises(RuntimeError, match="only some of the rows of a call that was interr"):
+        with pytest.raises(RuntimeError, match="only some of the rows of a call of partial_fit"):
             use()
 
 
@@ -68,7 +81,7 @@ def test_an_interrupted_sketch_is_refused(kernel, forgets, n, rows, interrupted,
     assert np.array_equal(again, sketch(kernel, **forgets).fit(rows[:500]).kernel_mean(rows[:5]))
 
 
-def test_an_interrupted_removal_or_merge_is_refused(rows, interrupted, monkeypatch):
+def test_an_interrupted_removal_or_merge_is_refused(rows, interrupted):
     density = sketch("angular").fit(rows)
     interrupted(2, "remove")
     with pytest.raises(KeyboardInterrupt):
@@ -117,17 +130,77 @@ def test_an_interrupted_regression_sketch_is_refused(rows, interrupted):
 @pytest.mark.parametrize("where", ["rows", "sample"])
 def test_an_interrupted_detector_of_a_sketch_is_refused(where, rows, interrupted, monkeypatch):
     detector = LSHOutlierDetector(sketch("angular")).fit(rows[:500])
-    if where == "rows":
-        interrupted(2)
-    else:
-
-        def keep(self, X):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(LSHOutlierDetector, "_keep", keep)
-    with pytest.raises(KeyboardInterrupt):
-        detector.partial_fit(rows)
+    with monkeypatch.context() as patch:
+        if where == "rows":
+            interrupted(2)
+        else:
+            patch.setattr(LSHOutlierDetector, "_keep", ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            detector.partial_fit(rows)
     check_refused(detector, rows[:10])
+    with pytest.raises(RuntimeError, match="interrupted"):
+        detector.offset_  # noqa: B018
+
+
+def test_a_call_that_fails_before_its_first_row_leaves_a_sketch_in_use(rows, monkeypatch):
+    density = sketch("laplacian").fit(rows[:500])
+    before = density.kernel_mean(rows[:5])
+    for error in (ctrl_c, no_memory):
+        with monkeypatch.context() as patch:
+            patch.setattr(Sketch, "codes", error)
+            with pytest.raises((KeyboardInterrupt, MemoryError)):
+                density.partial_fit(rows)
+        assert np.array_equal(density.kernel_mean(rows[:5]), before)
+    assert density.partial_fit(rows[500:600]).n_samples_seen_ == 600
+
+
+def test_a_handler_of_a_signal_is_refused_while_rows_are_added(rows, monkeypatch):
+    """It runs in the thread that adds them, which does not wait for itself."""
+    density, plain, said = sketch("angular").fit(rows[:500]), BucketTable.add, []
+
+    def add(self, *args):
+        plain(self, *args)
+        for use in (lambda: density.kernel_mean(rows[:5]), lambda: density.partial_fit(rows[:5])):
+            with pytest.raises(RuntimeError, match="has not ended") as error:
+                use()
+            said.append(error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketTable, "add", add)
+        density.partial_fit(rows[500:600])
+    assert len(said) == 2
+    assert np.array_equal(
+        density.kernel_mean(rows[:5]), sketch("angular").fit(rows[:600]).kernel_mean(rows[:5])
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_while_another_thread_adds_rows_is_refused(rows, monkeypatch):
+    density, begun, go_on = sketch("angular").fit(rows[:500]), threading.Event(), threading.Event()
+    plain = BucketTable.add
+
+    def add(self, *args):
+        plain(self, *args)
+        begun.set()
+        go_on.wait()
+
+    monkeypatch.setattr(BucketTable, "add", add)
+    thread = threading.Thread(target=density.partial_fit, args=(rows[500:600],))
+    thread.start()
+    begun.wait()
+    if (child := os.fork()) == 0:  # nothing of pytest's may run there
+        code = 1
+        try:
+            density.kernel_mean(rows[:5])
+        except RuntimeError:
+            code = 0
+        finally:
+            os._exit(code)
+    go_on.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert (density.kernel_mean(rows[:5]) <= 1).all()
 
 
 @pytest.fixture
@@ -161,22 +234,21 @@ def test_threads_add_rows_one_after_another(kernel, rows, switching):
     assert np.array_equal(density.kernel_mean(rows[:20]), wanted)
 
 
-def test_threads_add_rows_with_values(rows, switching):
-    y = np.round(rows[:, 0])
-    model = LSHKernelRegressor("angular", algorithm="bucket_sum", n_bits=6, random_state=0)
-    model.fit(rows[:500], y[:500])
-    parts = [(a, b) for a, b in zip(np.array_split(rows, 60), np.array_split(y, 60), strict=True)]
+def test_threads_add_rows_with_values_one_after_another(rows, monkeypatch):
+    y, plain, inside, at_once = np.round(rows[:, 0]), ValueSketch._add_values, [], []
+    model = LSHKernelRegressor("angular", algorithm="bucket_sum", n_bits=6).fit(rows[:500], y[:500])
 
-    def add(parts):
-        for part in parts:
-            model.partial_fit(*part)
+    def add_values(self, *args):
+        inside.append(0)
+        time.sleep(0.01)
+        at_once.append(len(inside))
+        plain(self, *args)
+        inside.pop()
 
-    together(*(lambda i=i: add(parts[i::3]) for i in range(3)))
-    assert model.n_samples_seen_ == 12_500
-    one = LSHKernelRegressor("angular", algorithm="bucket_sum", n_bits=6, random_state=0)
-    wanted = one.fit(rows[:500], y[:500]).partial_fit(rows, y)
-    got, want = (np.array(x.predict(rows[:20], return_std=True)) for x in (model, wanted))
-    assert np.allclose(got, want, rtol=1e-12)
+    monkeypatch.setattr(ValueSketch, "_add_values", add_values)
+    parts = [slice(first, first + 1000) for first in (0, 1000, 2000, 3000)]
+    together(*(lambda part=part: model.partial_fit(rows[part], y[part]) for part in parts))
+    assert at_once == [1] * 4 and model.n_samples_seen_ == 4500
 
 
 def test_a_query_waits_for_rows_that_another_thread_adds(rows, monkeypatch):
@@ -185,7 +257,8 @@ def test_a_query_waits_for_rows_that_another_thread_adds(rows, monkeypatch):
 
     def add(self, *args):
         begun.set()
-        ended.append(begun.wait(0) and threading.Event().wait(0.2))
+        time.sleep(0.2)
+        ended.append(True)
         return plain(self, *args)
 
     monkeypatch.setattr(BucketTable, "add", add)
@@ -197,13 +270,21 @@ def test_a_query_waits_for_rows_that_another_thread_adds(rows, monkeypatch):
     assert density.n_samples_seen_ == 1400
 
 
-def test_copies_have_changes_of_their_own(rows):
-    density = sketch("angular").fit(rows)
-    copy = pickle.loads(pickle.dumps(density))
-    assert copy._kde_sketch.changes is not density._kde_sketch.changes
-    state = vars(density._kde_sketch).copy()
-    del state["changes"]  # as of an older version
-    old = object.__new__(type(density._kde_sketch))
-    old.__setstate__(state)
-    density._kde_sketch = old
-    assert isinstance(density.partial_fit(rows[:10]), LSHKernelDensity)
+@pytest.mark.parametrize("copy_of", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
+def test_a_copy_waits_for_rows_that_another_thread_adds(copy_of, rows, monkeypatch):
+    density, begun, plain = sketch("angular").fit(rows[:500]), threading.Event(), BucketTable.add
+
+    def add(self, *args):
+        plain(self, *args)
+        begun.set()
+        time.sleep(0.2)
+
+    monkeypatch.setattr(BucketTable, "add", add)
+    thread = threading.Thread(target=density.partial_fit, args=(rows[500:600],))
+    thread.start()
+    begun.wait()
+    copied = copy_of(density)
+    thread.join()
+    assert copied.n_samples_seen_ == copied._kde_sketch.table.count == 600
+    assert np.array_equal(copied.kernel_mean(rows[:5]), density.kernel_mean(rows[:5]))
+    assert copied._kde_sketch.changes is not density._kde_sketch.changes
