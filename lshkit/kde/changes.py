@@ -6,6 +6,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lshkit.kde.sketch import Sketch
 
 
 class Changes:
@@ -16,8 +20,11 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._lock, self._depth = threading.RLock(), 0
-        self._open = 0  # the process that has begun a change: a fork takes no threads along
+        self._open = False  # a change has begun and not ended
+        self._renew()
+
+    def _renew(self) -> None:
+        self._lock, self._depth, self._process = threading.RLock(), 0, os.getpid()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -26,9 +33,10 @@ class Changes:
         May be entered again before the change begins. The change ends with the first of these
         blocks, unless by an exception.
         """
-        self._refuse(self._open not in (0, os.getpid()))
+        if self._process != os.getpid():  # a fork, which took no thread along that has the lock
+            self._renew()
         with self._lock:
-            self._refuse(self._open != 0)
+            self._refuse_open()
             self._depth += 1
             try:
                 yield
@@ -39,11 +47,11 @@ class Changes:
 
     def begin(self) -> None:
         """Before the first number is changed."""
-        self._open = os.getpid()
+        self._open = True
 
     def end(self) -> None:
         """All numbers are those of the same rows."""
-        self._open = 0
+        self._open = False
 
     def check(self) -> None:
         """Waits for another thread's change; RuntimeError where one has not ended."""
@@ -51,10 +59,14 @@ class Changes:
             with self.alone():
                 pass
 
-    @staticmethod
-    def _refuse(refused: bool) -> None:
-        if refused:
+    def _refuse_open(self) -> None:
+        if self._open:
             raise RuntimeError(
                 "the sketch holds only some of the rows of a call of partial_fit, partial_unfit or "
                 "merge that was interrupted or has not ended: fit it again, or load it from a file"
             )
+
+
+def alone(sketch: Sketch | None) -> contextlib.AbstractContextManager[None]:
+    """`Changes.alone` of a sketch; nothing where there is none."""
+    return contextlib.nullcontext() if sketch is None else sketch.changes.alone()

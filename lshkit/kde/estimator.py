@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -28,6 +29,7 @@ from lshkit.kde.arguments import (
     of_unit_size,
     random_of,
 )
+from lshkit.kde.changes import alone
 from lshkit.kde.fitted import FittedEstimator, restored_after_errors
 from lshkit.kde.forgetting import forgetting_of
 from lshkit.kde.geometry import Geometry
@@ -423,8 +425,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             is <= 0.
         std : array or tensor `(n_samples,)`, with return_std=True
             Standard error of log_density (the relative standard error of the density): 0 where it
-            is exact, inf where a sampled log_density is -inf or its density is less than e^-350 of
-            the standard error.
+            is exact, inf where a sampled log_density is -inf or its density is less than e^-350
+            (in float32 e^-88) of the standard error.
 
         Notes
         -----
@@ -591,9 +593,11 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         return persistence.load(cls, file)
 
     def __getstate__(self) -> dict[str, Any]:
-        if (sketch := vars(self).get("_kde_sketch")) is not None:
-            sketch.changes.check()
-        state = super().__getstate__().copy()
+        sketch = vars(self).get("_kde_sketch")
+        with alone(sketch):
+            state = super().__getstate__().copy()
+            if sketch is not None:
+                state["_kde_sketch"] = copy.deepcopy(sketch)
         if state.get("_kde_method") is not None:
             state["_kde_method"] = None  # made again, equal, at first use
         state.pop("_kde_lock", None)

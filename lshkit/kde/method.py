@@ -239,8 +239,10 @@ class Method(abc.ABC):
         if with_error and self.error_floor is not None:
             with np.errstate(divide="ignore"):
                 at_risk = got.shift[raised] + np.log(np.maximum(got.at_risk[raised], 0))
+                most = np.maximum(got.shift[raised] + np.log(np.maximum(got.mean[raised], 0)), 0)
             at_risk = np.maximum(at_risk, self.least_at_risk)
-            got.least[raised] = 0.5 * (self.error_floor + at_risk)
+            # Means of kernels are at most 1, so no error is more than that or than the estimate.
+            got.least[raised] = np.minimum(0.5 * (self.error_floor + at_risk), most)
         return got
 
     @property

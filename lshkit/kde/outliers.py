@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from lshkit.kde.arguments import (
     core_threads,
     random_of,
 )
+from lshkit.kde.changes import alone
 from lshkit.kde.estimator import LSHKernelDensity
 from lshkit.kde.fitted import restored_after_errors
 from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
@@ -149,8 +150,7 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
         check_contamination(self.contamination)
         density = self._new_density() if first else self.density_
         X = as_rows(self, X, first, density.kernel)
-        sketch = None if first else density._kde_sketch
-        with contextlib.nullcontext() if sketch is None else sketch.changes.alone():
+        with alone(None if first else density._kde_sketch):
             self._prepared = None
             density.partial_fit(X)
             if first:
@@ -345,7 +345,12 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
         self._prepared = offset, scores, KnownRows(rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__().copy()
+        density = vars(self).get("density_")
+        sketch = None if density is None else density._kde_sketch
+        with alone(sketch):
+            state = super().__getstate__().copy()
+            if sketch is not None:
+                state["density_"] = copy.deepcopy(density)
         state.pop("_lock", None)
         return state
 

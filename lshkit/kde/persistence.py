@@ -21,6 +21,7 @@ from lshkit.kde.arguments import (
     check_tolerance,
     random_of,
 )
+from lshkit.kde.changes import alone
 from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import SKETCH_BITS, Sketch, check_total
@@ -42,11 +43,19 @@ KEPT = "detector.rows", "detector.keys"  # of a sketch
 
 
 def save(estimator: LSHKernelDensity, file: File) -> None:
-    archive.write(file, KIND, VERSION, *_contents(estimator))
+    with alone(estimator._kde_sketch):
+        archive.write(file, KIND, VERSION, *_contents(estimator))
 
 
 def save_detector(detector: LSHOutlierDetector, file: File) -> None:
     """A file of an LSHOutlierDetector: its density's, and what it found out about the rows."""
+    with alone(detector.density_._kde_sketch):
+        archive.write(file, DETECTOR, VERSION, *_contents_of_detector(detector))
+
+
+def _contents_of_detector(
+    detector: LSHOutlierDetector,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     detector._check_parameters()
     density, arrays = _contents(detector.density_)
     offset, scores, _ = detector._prepare()
@@ -62,7 +71,7 @@ def save_detector(detector: LSHOutlierDetector, file: File) -> None:
     if detector._kept is not None:
         header["n_added"] = detector._n_added
         arrays |= dict(zip(KEPT, detector._kept, strict=True))
-    archive.write(file, DETECTOR, VERSION, header, arrays)
+    return header, arrays
 
 
 def _check(estimator: LSHKernelDensity, n_features: int) -> None:
@@ -87,8 +96,6 @@ def _joined(feature_names: np.ndarray) -> np.ndarray:
 def _contents(estimator: LSHKernelDensity) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Header and arrays of an LSHKernelDensity's file, whose parameters are checked as in `fit`."""
     _check(estimator, estimator.n_features_in_)
-    if estimator._kde_sketch is not None:
-        estimator._kde_sketch.changes.check()
     header: dict[str, Any] = {"parameters": {}, "seed": int(estimator._kde_seed)}
     header["n_samples_seen"] = int(estimator.n_samples_seen_)
     header["n_features"] = int(estimator.n_features_in_)

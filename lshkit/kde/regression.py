@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -26,6 +27,7 @@ from lshkit.kde.arguments import (
     of_unit_size,
     random_of,
 )
+from lshkit.kde.changes import alone
 from lshkit.kde.fitted import FittedEstimator, restored_after_errors
 from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.sampled_means import SampledMeans
@@ -126,7 +128,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     Notes
     -----
     `predict` does not change the estimator: several threads may use it and get the same results.
-    After a `partial_fit` of a sketch that was interrupted, every call but `fit` raises RuntimeError.
+    After a `partial_fit` of a sketch that was interrupted, all but `fit` raises RuntimeError.
     Arguments may be torch CPU tensors; results are arrays.
 
     Examples
@@ -413,9 +415,11 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     # ---- scikit-learn ----
 
     def __getstate__(self) -> dict[str, Any]:
-        if (sketch := vars(self).get("_regression_sketch")) is not None:
-            sketch.changes.check()
-        state = super().__getstate__().copy()
+        sketch = vars(self).get("_regression_sketch")
+        with alone(sketch):
+            state = super().__getstate__().copy()
+            if sketch is not None:
+                state["_regression_sketch"] = copy.deepcopy(sketch)
         if state.get("_regression_method") is not None:
             state["_regression_method"] = None  # made again, equal, at first use
         return state

@@ -270,7 +270,36 @@ def test_a_query_waits_for_rows_that_another_thread_adds(rows, monkeypatch):
     assert density.n_samples_seen_ == 1400
 
 
-@pytest.mark.parametrize("copy_of", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy])
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "file": lambda x: type(x).from_bytes(x.to_bytes()),
+}
+
+
+@pytest.mark.parametrize("copy_of", COPIES.values(), ids=COPIES)
+def test_copies_are_of_whole_changes(copy_of, rows, switching):
+    """Of rows that all equal the query, the mean kernel is 1."""
+    same = np.repeat(rows[:1], 40, axis=0)
+    density, added = sketch("angular").fit(same), []
+
+    def add():
+        for _ in range(300):
+            density.partial_fit(same)
+        added.append(True)
+
+    def copies():
+        while not added:
+            copied = copy_of(density)
+            wrong.append(abs(copied.kernel_mean(same[:1])[0] - 1) > 1e-12)
+            wrong.append(copied.n_samples_seen_ != copied._kde_sketch.table.count)
+
+    wrong = []
+    together(add, copies)
+    assert not any(wrong)
+
+
+@pytest.mark.parametrize("copy_of", COPIES.values(), ids=COPIES)
 def test_a_copy_waits_for_rows_that_another_thread_adds(copy_of, rows, monkeypatch):
     density, begun, plain = sketch("angular").fit(rows[:500]), threading.Event(), BucketTable.add
 

@@ -438,3 +438,18 @@ def test_a_standard_error_far_above_its_density_is_infinite():
         off = np.where(above > 0, above + np.log(-np.expm1(-above)), np.log(-np.expm1(below)))
         beyond = (off > np.log(3 * std)) & (np.abs(got - exact) > 2e-3)
     assert beyond.mean() < 0.015
+
+
+@pytest.mark.filterwarnings("ignore:algorithm='hbe'", "error::RuntimeWarning")
+@pytest.mark.parametrize("seed", range(6))
+def test_stated_errors_are_no_larger_than_kernels(seed):
+    """hbe of kernels so narrow that no draw tells of the nearest row."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(20, 4)) * 3
+    X = centres[rng.integers(20, size=3000)] + 0.3 * rng.normal(size=(3000, 4))
+    weights = rng.pareto(1.5, size=3000) + 0.01
+    options = dict(algorithm="hbe", normalize=False, random_state=0)
+    density = LSHKernelDensity("gaussian", 1e-3, **options).fit(X, sample_weight=weights)
+    mean, std = density.kernel_mean(X[:200], return_std=True)
+    assert np.allclose(mean, weights[:200] / weights.sum(), rtol=1e-6)
+    assert std.max() <= 1
