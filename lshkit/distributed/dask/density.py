@@ -324,9 +324,11 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         return local
 
     def _sketch_as_set(self, sketch: LSHKernelDensity) -> LSHKernelDensity:
-        """A shallow copy with the parameters of queries, which may have been set since."""
+        """The sketch itself with the parameters of queries, which may have been set since."""
         names = "normalize", "n_jobs", "batch_size"
-        return copy.copy(sketch).set_params(**{x: getattr(self, x) for x in names})
+        same = LSHKernelDensity()
+        same.__dict__.update(vars(sketch))  # copy.copy would copy the tables, as pickle does
+        return same.set_params(**{x: getattr(self, x) for x in names})
 
     def merge(self, other: DaskKernelDensity | LSHKernelDensity) -> Self:
         """Adds the sketch of another estimator, fitted here or anywhere; returns self.
