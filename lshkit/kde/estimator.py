@@ -248,7 +248,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     def _add_to_sketch(
         self, X: np.ndarray, weights: np.ndarray | None, widths: str | np.ndarray, n_bits: int
     ) -> None:
-        if self._kde_sketch is None:
+        sketch = self._kde_sketch
+        if sketch is None:
             if isinstance(widths, str):
                 widths = self._by_rule(widths, X, of_unit_size(weights), sketch=True)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
@@ -256,13 +257,10 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             window = self.sliding_window, self.sliding_window_error
             forgetting = forgetting_of(*window, self.half_life, self.n_hashes, 2**n_bits)
             sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, forgetting)
-            sketch.add(X, weights)  # rows that are refused leave nothing behind
+        with sketch.changes.alone():
+            sketch.add(X, weights)  # first rows that are refused leave nothing behind
             self._kde_sketch = sketch
             self.n_samples_seen_ = sketch.n_rows
-            return
-        with self._kde_sketch.changes.alone():
-            self._kde_sketch.add(X, weights)
-            self.n_samples_seen_ = self._kde_sketch.n_rows
 
     def _by_rule(
         self, rule: str, X: np.ndarray, weights: np.ndarray | None, sketch: bool = False

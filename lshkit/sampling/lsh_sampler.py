@@ -221,7 +221,7 @@ class LSHSampler(InBytes):
         """Every row that shares a bucket with the query, once, with its inclusion probability.
 
         A row whose collision probability is p is in the union with probability 1 - (1 - p)^m, over
-        the m = n_hashes tables; with `FastHadamard`, whose functions are not independent, up to 1 %
+        the m = n_hashes tables; with `FastHadamard`, whose functions are not independent, about 1 %
         more often where it rarely collides.
 
         Returns
