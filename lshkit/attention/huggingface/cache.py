@@ -210,7 +210,7 @@ def _set_padding(cache: CodeCache, mask: Mask) -> None:
             f"sliding windows in a full layer, packed sequences or a bias use another "
             f"attn_implementation"
         )
-    if mask.keys is None:
+    if mask.keys is None or mask.keys.all():
         starts = torch.zeros(cache.batch_size, dtype=torch.int64)
     else:
         starts = mask.keys.logical_not().sum(1)
