@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1,000 rows, two numbers of features")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bandwidth_selection.png"))
     args = parser.parse_args()
+    if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
+        parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     numbers = (2, 8, 32, 128, 512)
     if args.quick:
         args.rows, numbers = 1000, (2, 32)

@@ -111,6 +111,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("density_on_dask.png"))
     args = parser.parse_args()
+    if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
+        parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if args.quick:
         args.rows, args.block_rows = 300_000, 10_000
     matplotlib.use("Agg")

@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("kernel_regression.png"))
     args = parser.parse_args()
+    if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
+        parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if args.quick:
         args.rows, args.queries = 20_000, 200
     matplotlib.use("Agg")

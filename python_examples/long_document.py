@@ -180,6 +180,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="untrained, short, few tokens")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("long_document.png"))
     args = parser.parse_args()
+    if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
+        parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if args.quick:
         args.lengths, args.tokens = [1500, 3000], 8
     matplotlib.use("Agg")

@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two digits")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("outlier_detection.png"))
     args = parser.parse_args()
+    if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
+        parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     matplotlib.use("Agg")
     pixels, labels = load_digits(return_X_y=True)
     left_out = range(2 if args.quick else 10)

@@ -212,6 +212,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short text, one seed")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pretrained_encoder.png"))
     args = parser.parse_args()
+    if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
+        parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if args.quick:
         args.texts, args.length, args.seeds = 1, 96, 1
     if not 2 <= args.length <= 512:

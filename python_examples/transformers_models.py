@@ -228,6 +228,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short lengths, one repeat")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("transformers_models.png"))
     args = parser.parse_args()
+    if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
+        parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if args.quick:
         args.lengths, args.repeats, args.hidden, args.layers = [64, 128], 1, 64, 1
     if args.hidden % 64 or min(args.lengths) < 1:

@@ -35,7 +35,6 @@ def test_partition_function_ends_in_a_table_and_a_picture(tmp_path):
         (("--samples", 10**9), "--samples"),
         (("--scale", 0), "--scale"),
         (("--classes", 0), "--classes"),
-        (("--out", "missing/partition.png"), "missing"),
     ],
 )
 def test_partition_function_refuses_bad_options_by_name(refusal, options, message):
