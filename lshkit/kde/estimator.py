@@ -478,12 +478,10 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         Returns
         -------
         mean : array or tensor `(n_samples,)`, of the type of `score_samples`
-            An unbiased estimate for an algorithm that is asked for by name, but for "hbe", whose
-            number of tables is chosen by the errors of such tables: 1 to 7 % too large at an rtol
-            of 0.2 to 0.5 (measured). "auto" chooses among them by their errors on this sample of
-            the rows, which may bias it by some hundredths of its standard error. A sketch of the
-            laplacian kernel may fall below 0. 0 below the least number of its type. With exact
-            algorithms it is differentiable in a tensor.
+            An unbiased estimate for an algorithm that is asked for by name. "auto" chooses among
+            them by their errors on this sample of the rows, which may bias it by some hundredths of
+            its standard error. A sketch of the laplacian kernel may fall below 0. 0 below the least
+            number of its type. With exact algorithms it is differentiable in a tensor.
         std : its standard error, with return_std=True
             0 where it is below the least number, too.
 
