@@ -205,7 +205,8 @@ def _pairs(queries: Any, keys: Any, indptr: Any, indices: Any, measure: int) -> 
     if queries.shape[1] != keys.shape[1]:
         shapes = f"queries {queries.shape} and keys {keys.shape}"
         raise ValueError(f"queries and keys must have equal numbers of columns, got {shapes}")
-    dtype = np.float64 if queries.dtype == keys.dtype == np.float64 else np.float32
+    both_double = all(x.dtype.newbyteorder("=") == np.float64 for x in (queries, keys))
+    dtype = np.float64 if both_double else np.float32
     with np.errstate(over="ignore"):  # beyond float32 is infinity
         queries, keys = (_contiguous_rows(x, dtype) for x in (queries, keys))
     indptr, indices = as_pair_lists(indptr, indices, len(queries), torch)

@@ -109,9 +109,10 @@ class _BinnedFamily(HashFamily):
             beyond = np.flatnonzero(~(bins < _BINS - 1))
             if len(beyond):
                 row = named_row(some[beyond[0]], x.shape[:-1])
-                raise ValueError(
+                raise ValueError(  # with a reach that is rounded down
                     f"{name} must be less than 2^51 = 2.3e15 bins from the origin, as all rows "
-                    f"within {self._reach:.2g} {unit}s of it are, {row} is {bins[beyond[0]]:.2g} "
+                    f"within {0.995 * self._reach:.3g} {unit}s of it are, {row} is "
+                    f"{bins[beyond[0]]:.2g} "
                     "bins away: subtract a centre from all rows"
                 )
 

@@ -143,8 +143,9 @@ def likelihood_curve(
     Raises
     ------
     ValueError
-        For fewer than two rows that differ, and where every bandwidth has the likelihood 0 (only
-        kernels that are 0 from r = 1 on; the message names the least bandwidth that has not).
+        For fewer than two rows that differ, and where every bandwidth has the likelihood 0: under
+        kernels that are 0 from r = 1 on (the message names the least bandwidth that has not), and
+        for bandwidths so small that no log-likelihood is within float64.
 
     Warns
     -----
@@ -234,7 +235,12 @@ def _checked(name: str, values: ArrayLike, size: int | None) -> np.ndarray:
 def _best_given(found: list[np.ndarray], left_out: LeaveOneOut) -> tuple[float, float, float]:
     bandwidths, values, _, slopes, _ = found
     if not (values > -np.inf).any():
-        least, largest = left_out.nearest().max() * left_out.unit, bandwidths[-1] * left_out.unit
+        largest = bandwidths[-1] * left_out.unit
+        if left_out.kernel not in kernels.COMPACT:
+            raise ValueError(
+                f"bandwidths must be larger: at {largest:.6g} log-likelihoods are below float64"
+            )
+        least = left_out.nearest().max() * left_out.unit
         raise ValueError(
             f"bandwidths must be above {least:.6g}, the distance of the most isolated row from the "
             f"others, for the kernel {left_out.kernel!r}: its density is 0 at {largest:.6g}"

@@ -136,11 +136,22 @@ class LeaveOneOut:
             return logs - norms, np.full(logs.shape, np.nan)
         power = 2 if self.kernel == "gaussian" else 1
         sums = np.empty((len(self.held_out), len(widths), 2))
-        single = self._in_float32(widths.min())
-        for mask, dtype in ((single, np.float32), (~single, np.float64)):
-            if mask.any():
-                some = self._queries[mask], self.held_out[mask]
-                sums[mask] = self._sums(*some, widths**-power, dtype)[1]
+        with np.errstate(over="ignore"):
+            scales = widths**-power
+
+        def fill(some: np.ndarray, dtype: type) -> np.ndarray:
+            rows = self._queries[some], self.held_out[some]
+            nearest, sums[some] = self._sums(*rows, scales, dtype)
+            return nearest
+
+        lost = self._lost_in_float32(widths.min())
+        single = lost <= TOLERANCE
+        if single.any():
+            nearest = fill(single, np.float32)
+            if self.kernel == "exponential":  # of a root: the nearer a row, the more is lost
+                single[single] = lost[single] * widths.min() <= TOLERANCE * nearest
+        if not single.all():
+            fill(~single, np.float64)
         return sums[..., 0] - norms, power * sums[..., 1] - n_features
 
     def _scaled(self, X: np.ndarray) -> np.ndarray:
@@ -151,14 +162,16 @@ class LeaveOneOut:
             rows = self._scaled(self.X[first : first + ROWS_AT_ONCE])
             yield first, np.ascontiguousarray(rows, dtype)
 
-    def _in_float32(self, width: float) -> np.ndarray:
-        """Whether float32 loses no more than TOLERANCE of the distances that count."""
+    def _lost_in_float32(self, width: float) -> np.ndarray:
+        """About what float32 loses of the squared distances in widths, or of the L1 distances."""
         if not self._float_fits:
-            return np.zeros(len(self.held_out), bool)
+            return np.full(len(self.held_out), np.inf)
         norms = np.linalg.norm(self._queries, axis=1) / width
         many = max(1.0, self.X.shape[1] / 256)
-        lost = many * ROUNDING * (norms if self.kernel == "laplacian" else norms**2)
-        return lost <= TOLERANCE
+        if self.kernel == "laplacian":
+            return many * ROUNDING * norms
+        with np.errstate(over="ignore"):
+            return 2 * many * ROUNDING * norms**2
 
     def _sums(
         self, queries: np.ndarray, held_out: np.ndarray, scales: np.ndarray, dtype: type

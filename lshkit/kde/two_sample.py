@@ -266,7 +266,7 @@ def _median_distance(rows: np.ndarray, kernel: str, rng: np.random.RandomState) 
 
 def _bits_of_median(rows: np.ndarray, rng: np.random.RandomState) -> int:
     """The width at which the kernel of the median angle is nearest to 1/e."""
-    angle = 2 * np.arcsin(min(np.median(pdist(_some(rows, rng))) / 2, 1))
+    angle = np.median(2 * np.arcsin(np.minimum(pdist(_some(rows, rng)) / 2, 1)))
     kernels = np.maximum(1 - angle / np.pi, 0) ** np.arange(1, SKETCH_BITS + 1)
     return 1 + int(np.argmin(np.abs(kernels - np.exp(-1))))
 

@@ -44,6 +44,10 @@ def test_other_layouts_and_types():
         np.testing.assert_array_equal(
             pair_products(q, k, indptr.astype(np.int32), indices), expected
         )
+    wanted = pair_distances(1e9 + queries, 1e9 + keys, indptr, indices)
+    for q, k in ((">f8", "<f8"), ("<f8", ">f8"), (">f8", ">f8")):  # float64, too
+        got = pair_distances((1e9 + queries).astype(q), (1e9 + keys).astype(k), indptr, indices)
+        np.testing.assert_array_equal(got, wanted, strict=True)
     torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(x) for x in (*single, indptr, indices)]
     tensors[0].requires_grad_()

@@ -55,6 +55,19 @@ def test_log_densities_are_those_of_the_definition(kernel, n, d, dtype):
         assert np.allclose(column[finite], wanted[finite], rtol=1e-6, atol=1e-4)
 
 
+@pytest.mark.parametrize("kernel", SMOOTH)
+@pytest.mark.parametrize("noise", [1e-7, 1e-5, 1e-3])
+def test_log_densities_of_rows_with_others_next_to_them(kernel, noise):
+    """Whose distances, but not their squares, float32 would lose."""
+    X = np.repeat(rows_of(20, 2), 3, axis=0)
+    X += noise * rows_of(60, 2, seed=1)
+    widths = np.array([0.03, 0.3])
+    left_out = holding_out_all(X, kernel)
+    got, _ = left_out.log_densities(widths / left_out.unit)
+    wanted = np.stack([by_definition(kernel, X, width) for width in widths], axis=1)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-4)
+
+
 def log_densities_without_each_row(X, kernel, bandwidth, step=1):
     """Of every step-th row."""
     others = [np.delete(X, i, axis=0) for i in range(0, len(X), step)]
@@ -414,6 +427,7 @@ def test_bad_arguments():
         (dict(bandwidths=[[1.0]]), "bandwidths must have shape"),
         (dict(bandwidths=[1.0, 0.0]), "bandwidths must be finite and > 0"),
         (dict(bandwidths=[np.nan]), "bandwidths must be finite"),
+        (dict(bandwidths=[1e-155]), "larger: at 1e-155 log-likelihoods are below float64"),
         (dict(scale="iqr"), "scale"),
         (dict(scale=[1.0]), "scale must have shape"),
         (dict(scale=[1.0, -1.0]), "scale must be finite and > 0"),
