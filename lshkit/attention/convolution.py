@@ -26,7 +26,8 @@ def convolve_features(x: Tensor, weight: Tensor, position: Tensor | None = None)
     """One kernel a feature over a position and those before: out[i] = sum_t weight[t] x[i + t].
 
     Args:
-        x: `(B, H, width - 1 + N, D)`, the N positions behind the width - 1 before them.
+        x: `(B, H, width - 1 + N, D)`, the N positions behind the width - 1 before them. Of fewer
+            rows than these N is 0.
         weight: `(H, D, width)`, converted to x's dtype.
         position: `(N,)`, how many positions of its own sequence stand before each: more are not
             read. None: all that are there.
@@ -35,7 +36,7 @@ def convolve_features(x: Tensor, weight: Tensor, position: Tensor | None = None)
         `(B, H, N, D)` in x's dtype.
     """
     before = weight.shape[-1] - 1
-    n = x.shape[2] - before
+    n = max(x.shape[2] - before, 0)
     weight = weight.to(x.dtype)[:, None]
     out = x[:, :, before:] * weight[..., before]
     for back in range(1, before + 1):
@@ -75,7 +76,7 @@ def convolve_inputs(
     def of_chunks(x: Tensor, weight: Tensor, ranks: AcrossRanks) -> Tensor:
         return torch.cat(
             [
-                convolve(rows, weight, first, stop - start) if start < stop else rows
+                convolve(rows, weight, first, stop - start)
                 for rows, start, stop, first in ranks.neighbours(x, before, 0)
             ],
             2,

@@ -465,6 +465,8 @@ class YosoAttention(nn.Module):
         ):
             if start < stop:
                 rows = convolve_positions(rows, weight, before)[:, :, before:][:, :, : stop - start]
+            else:  # with a gradient of 0, which training over ranks waits for
+                rows = rows * weight[:, :1, None]
             parts.append(rows)
         return torch.cat(parts, 2)
 

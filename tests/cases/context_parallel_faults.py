@@ -18,9 +18,9 @@ from lshkit.distributed.ranks.collectives import Ranks
 NEVER = Sampled(n_bits=5, n_hashes=8, expectation="never")
 
 
-def disagree(group, options):
+def disagree(group, options, exchange="auto"):
     """options: what each rank calls with. The error of this rank as (type, message)."""
-    cp = ContextParallel(group)
+    cp = ContextParallel(group, exchange=exchange)
     mine = dict(options[cp.rank])
     query, key, value, _ = inputs(
         heads=mine.pop("heads", 4), dtype=mine.pop("dtype", torch.float32)

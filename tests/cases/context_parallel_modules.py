@@ -130,6 +130,19 @@ REFUSED = {
 }
 
 
+def convolution_gradients(group, n, options):
+    """Of the convolutions' weights, on each rank, and in one process."""
+    cp = ContextParallel(group)
+    x = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(0))
+    model, alone = Model(**options), Model(**options)
+    model(cp.shard(x, 1), cp).square().sum().backward()
+    alone(x).square().sum().backward()
+    return [
+        [(name, y.grad) for name, y in of.named_parameters() if "conv" in name]
+        for of in (model, alone)
+    ]
+
+
 def wrong_module_calls(group, options):
     """The errors of calls of which rank 0's are refused, by what is wrong."""
     cp = ContextParallel(group)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lshkit.attention.arguments import autocast_device
 from lshkit.attention.unit_norm import unit_rows
 
 COSINE_FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}  # of 1 - x^2, as in yoso_attention
@@ -77,6 +78,17 @@ def _banded(
     weigh: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Sums of values by weight, and of the weights, block of queries by block."""
+    with torch.autocast(autocast_device(query), enabled=False):
+        return _banded_sums(query, key, value, rows, weigh)
+
+
+def _banded_sums(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    weigh: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     batch, heads, n_q, _ = query.shape

@@ -103,7 +103,7 @@ class CodeCacheLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends, and returns all keys and values; of the keys, `attention` learns the layer."""
+        """Appends, and returns all keys and values, of which `attention` learns the layer."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.unread_since == CodeCacheLayer.calls:
@@ -117,9 +117,10 @@ class CodeCacheLayer(DynamicLayer):
         cache.append(key_states, value_states)
         self.unread_since = CodeCacheLayer.calls
         self._show()
-        keys: Any = cache.key
-        keys.lshkit_layer = self
-        return keys, cache.value
+        read: Any = cache.key, cache.value
+        for x in read:
+            x.lshkit_layer = self
+        return read
 
     def get_seq_length(self) -> int:
         return 0 if self.cache is None else self.cache.positions
@@ -157,8 +158,9 @@ class CodeCacheLayer(DynamicLayer):
         starts = (cache.positions - cache.length).tolist()
         if not self.owner.admits(module):
             raise ValueError(
-                "cache must be of this model: the cache was filled by another one, "
-                "or by another layer (reset() empties it)"
+                "cache must be of this model: the cache was filled by another one, or by another "
+                "layer (reset() empties it; a model with an encoder takes "
+                "EncoderDecoderCache(code_cache(model), DynamicCache()))"
             )
         try:
             _set_padding(cache, mask)
@@ -313,6 +315,8 @@ def attention(
     """ "lshkit_cache": from the codes where the keys come from a `code_cache`, else exact."""
     CodeCacheLayer.calls += 1
     layer = getattr(key, "lshkit_layer", None)
+    if getattr(value, "lshkit_layer", None) is not layer:
+        layer = None  # the model has changed what it attends to
     try:
         check_handed_over(NAME, kwargs)
         if is_causal is None:

@@ -18,7 +18,9 @@ Numbers are negative (~ x = -1 - x), so that an integer mask of a user's 0 and 1
 mask may be shorter than the keys: those beyond are the free places of a static cache.
 """
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -137,11 +139,25 @@ def _check_interface(name: str, config: type) -> None:
     model: Any = MODEL_MAPPING.get(config, None)
     if isinstance(model, tuple) or model is None or model.is_backend_compatible():
         return
-    if not model._can_set_attn_implementation():
+    if not model._can_set_attn_implementation() or _adds_masks_itself(model):
         raise NotImplementedError(
             f"{model.__name__} can't have attn_implementation={name!r}: it does not use "
             f"transformers' attention interface"
         )
+
+
+@functools.cache
+def _adds_masks_itself(model: Any) -> bool:
+    """Whether its text attends by itself, beside parts that use the interface (GIT)."""
+    name = f"{model.__name__.removesuffix('Model')}SelfAttention"
+    own = getattr(sys.modules[model.__module__], name, None)
+    if own is None:
+        return False
+    try:
+        code = inspect.getsource(own)
+    except (OSError, TypeError):
+        return False
+    return "+ attention_mask" in code and "get_interface" not in code
 
 
 def kind_of(

@@ -52,6 +52,18 @@ def sequence_starts(starts: Any) -> list[int]:
     return numbers
 
 
+def check_parameter_values(call: Call) -> None:
+    """On the CPU, before ranks wait for each other's rows: a rank may use some heads' alone."""
+    for name, x in call.parameters.items():
+        if not x.is_cuda and not x.is_meta:
+            single, must_be = x.detach().to(torch.float32), "finite"
+            wrong = ~single.isfinite()
+            if name != "planes":
+                wrong, must_be = wrong | (single <= 0), "a finite number > 0"
+            if wrong.any():
+                raise ValueError(f"{name} must be {must_be}, got {x[wrong].flatten()[0].item()}")
+
+
 def cast(call: Call) -> Call:
     """Under autocast queries, keys and values in its dtype, before they are sent."""
     device = autocast_device(call.query)

@@ -21,7 +21,13 @@ from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call, mean_lengths
 from lshkit.attention.estimators import BucketSums, Estimator
 from lshkit.distributed.ranks import choice
-from lshkit.distributed.ranks.arguments import cast, group_of, sequence_starts, short
+from lshkit.distributed.ranks.arguments import (
+    cast,
+    check_parameter_values,
+    group_of,
+    sequence_starts,
+    short,
+)
 from lshkit.distributed.ranks.collectives import Ranks, fetch, fetch_plan
 from lshkit.distributed.ranks.costs import even_lengths
 from lshkit.distributed.ranks.exchanges import (
@@ -227,6 +233,7 @@ class ContextParallel(AcrossRanks):
         The call is checked, and its causal offset not yet resolved.
         """
         call = cast(call)
+        self.checked(check_parameter_values, call)
         seed = int(seed_tensor(call.seed))
         n_rows = call.query.shape[2], call.key.shape[2]
         description = self._describe(estimator, call, causal_offset)

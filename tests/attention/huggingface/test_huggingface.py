@@ -150,6 +150,25 @@ def test_sliding_window(window, masked, implementation):
         assert (expected - got).abs().max() < 2e-5 * max(1, expected.abs().max())
 
 
+@pytest.mark.parametrize("gradient", ["exact", "lower_bound"])
+def test_sliding_window_under_autocast(gradient):
+    """What is rounded to 16 bits are inputs and results, not cosines."""
+    register(yoso=Expected(n_bits=12, gradient=gradient))
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, 20, 16).bfloat16()
+    query, key = query + 3, key + 3  # cosines near 1, whose weights change fast
+    rows = torch.stack([torch.arange(20), torch.arange(20) + 5])[None]
+    options = {"estimator": Expected(n_bits=12, gradient=gradient), "normalize": "l2"}
+    results = []
+    for inside in (False, True):
+        inputs = [x.detach().requires_grad_() for x in (query, key, value)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            out = yoso_band(*inputs, rows, options)
+        results.append([out, *torch.autograd.grad(out.float().sin().sum(), inputs)])
+    for wanted, got in zip(*results, strict=True):
+        assert torch.equal(wanted, got)
+
+
 def test_sliding_window_of_bert_lsh():
     made = mistral(sliding_window=9).eval()
     set_implementation(made, "lshkit_bert_lsh")

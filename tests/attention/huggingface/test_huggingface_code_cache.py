@@ -272,6 +272,34 @@ def test_keys_that_a_model_changes_behind_the_cache():
     assert torch.equal(made.generate(ids(30), cache=code_cache(made), **options), wanted)
 
 
+@torch.no_grad()
+def test_values_that_a_model_changes_behind_the_cache():
+    """Differential attention reads halves of two heads: all is exact."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    made = transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**sizes)).eval()
+    wanted = made(ids(40)).logits
+    made.set_attn_implementation("lshkit_cache")
+    cache = code_cache(made)
+    prompt = made(ids(40)[:, :38], cache=cache).logits
+    steps = [made(ids(40)[:, i : i + 1], cache=cache).logits for i in (38, 39)]
+    torch.testing.assert_close(torch.cat([prompt, *steps], 1), wanted, rtol=0, atol=1e-4)
+
+
+def test_a_model_with_an_encoder_is_told_what_its_cache_is():
+    sizes = {"vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "pad_token_id": 0}
+    made = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).eval()
+    options = {"max_new_tokens": 3, "do_sample": False, "decoder_start_token_id": 1}
+    wanted = made.generate(ids(9), **options)
+    made.set_attn_implementation("lshkit_cache")
+    with pytest.raises(ValueError, match="EncoderDecoderCache"):
+        made.generate(ids(9), cache=code_cache(made), **options)
+    both = transformers.EncoderDecoderCache(code_cache(made), transformers.DynamicCache())
+    assert torch.equal(made.generate(ids(9), cache=both, **options), wanted)
+
+
 def test_a_call_refused_for_its_mask_leaves_the_cache(model):
     cache = code_cache(model)
     run(model, cache, ids(20))

@@ -425,6 +425,24 @@ def test_models_that_attend_by_themselves_are_refused(implementation):
 
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "lshkit_cache"])
+def test_models_whose_text_attends_by_itself_are_refused(implementation):
+    """Beside parts that use the interface: they would add masks that are not theirs to add."""
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    vision = sizes | dict(image_size=32, patch_size=8)
+    git = transformers.GitConfig(**sizes, vocab_size=61, vision_config=vision)
+    sizes = dict(vocab_size=61, d_model=32, encoder_layers=1, decoder_layers=1)
+    heads = dict(encoder_attention_heads=4, decoder_attention_heads=4)
+    pegasus = transformers.BigBirdPegasusConfig(**sizes, **heads, attention_type="original_full")
+    for config, cls in ((git, "GitModel"), (pegasus, "BigBirdPegasusModel")):
+        made = getattr(transformers, cls)(config).eval()
+        made(tokens())
+        made.set_attn_implementation(implementation)
+        with pytest.raises(NotImplementedError, match=f"{cls} can't have attn_implementation"):
+            made(tokens())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "lshkit_cache"])
 def test_models_may_view_the_result(implementation):
     sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2)
     config = transformers.JetMoeConfig(**sizes, kv_channels=8, intermediate_size=32)

@@ -1,6 +1,7 @@
 """Ranks that disagree, refuse or end; arguments that make no sense; what is sent and held."""
 
 import itertools
+import math
 
 import pytest
 
@@ -45,6 +46,24 @@ def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks, other, words)
     assert answers[1][0] == "ValueError" and words in answers[1][1]
     for kind, message in (answers[0], answers[2]):
         assert kind == "RuntimeError" and "rank 1" in message and words in message
+
+
+@pytest.mark.parametrize("exchange", ["heads", "tables", "keys"])
+@pytest.mark.parametrize("value", [-1.0, 0.0, math.inf, math.nan, 1e300])
+def test_values_of_parameters_are_refused_on_every_rank(ranks, exchange, value):
+    """Before rows are sent, which one rank might wait for: heads' parameters are one rank's."""
+    estimator = Soft(n_bits=4, n_hashes=4)
+
+    def case(*sharpness):
+        given = torch.tensor(sharpness, dtype=torch.float64)
+        return {"estimator": estimator, "parameters": {"sharpness": given}}
+
+    options = [case(1.0, 1.0, 1.0, 1.0), case(1.0, 1.0, 1.0, value)]
+    (kind, message), refused = ranks.run(2, of_ranks.disagree, options, exchange)
+    assert refused[0] == "ValueError" and "sharpness must be a finite number > 0" in refused[1]
+    assert kind == "RuntimeError" and refused[1] in message
+    same = ranks.run(2, of_ranks.disagree, options[1:] * 2, exchange)
+    assert [kind for kind, _ in same] == ["ValueError"] * 2
 
 
 def test_a_rank_that_ends_is_reported(fresh_ranks):

@@ -44,6 +44,16 @@ def test_short_convolutions_of_packed_sequences_equal_one_process(ranks, layout)
         assert max(errors) < 1e-5
 
 
+@pytest.mark.parametrize("options", [{"conv_window": 3}, {"conv_window": None, "short_conv": 3}])
+def test_ranks_without_rows_have_gradients_of_zeros(ranks, options):
+    """Which training over ranks waits for. All ranks' add up to those of one process."""
+    answers = ranks.run(3, of_ranks.convolution_gradients, 2, options)
+    assert not any(grad.any() for _, grad in answers[2][0])
+    for i, (name, wanted) in enumerate(answers[0][1]):
+        got = sum(own[i][1] for own, _ in answers)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4, msg=name)
+
+
 def test_packed_sequences_have_no_convolution_and_a_state_one_rank(ranks):
     for kind, message in ranks.run(2, of_ranks.module_errors):
         assert kind == ["ValueError"] * 2
