@@ -22,11 +22,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class StepReport(NamedTuple):
-    """What `CodeCache.attend` says of its result, each `(B, H, n)`."""
+    """What `CodeCache.attend` says of its result, tensors `(B, H, n)`.
 
-    error: Tensor  # float32: the stated error, at confidence 1 - delta
-    keys: Tensor  # int32: keys that were read, with their values
-    log_sum: Tensor  # float32: log of the estimated denominator sum_j exp(scale q . k_j)
+    Attributes:
+        error: float32, the stated error of the output, at confidence 1 - delta, in the unit of
+            epsilon. 2: nothing is known.
+        keys: int32, how many keys were read, with their values.
+        log_sum: float32, log of the estimated denominator sum_j exp(scale q . k_j).
+    """
+
+    error: Tensor
+    keys: Tensor
+    log_sum: Tensor
 
 
 class CodeCache:

@@ -214,7 +214,12 @@ def draw(
     weights: ArrayOrTensor | None = None,
     seed: Seed = None,
 ) -> tuple[ArrayOrTensor, ArrayOrTensor, ArrayOrTensor]:
-    """`HashTables(key_codes, weights=weights).draw(query_codes, n_samples, seed=seed)`."""
+    """Members of the queries' buckets, drawn with replacement: `HashTables.draw` in one call.
+
+    key_codes are integers `(n_k, n_hashes)`, weights numbers >= 0 `(n_k,)` in proportion to which
+    members of a bucket are drawn, None: all alike. The other arguments, what is returned and errors
+    are those of `HashTables` and its `draw`.
+    """
     checks.torch_of(query_codes=query_codes, key_codes=key_codes, weights=weights)
     wide_codes("key_codes", key_codes)  # by the name that it has here
     tables = HashTables(key_codes, weights=weights)

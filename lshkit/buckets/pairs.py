@@ -186,7 +186,7 @@ def pair_distances(
     *,
     p: int = 2,
 ) -> ArrayOrTensor:
-    """Distances of the pairs that a CSR structure lists: |x - y|_2 ** 2 for p=2, |x - y|_1 for p=1.
+    """Squared L2 distances (p=2) or L1 distances (p=1) of the pairs that a CSR structure lists.
 
     See `pair_products` for the other arguments.
     """

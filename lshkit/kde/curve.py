@@ -81,11 +81,15 @@ class LikelihoodCurve:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the curve with a band of two standard errors and its maximum; returns the axes.
 
-        ax: of matplotlib, the current ones by default. Needs matplotlib.
+        ax: of matplotlib, the current ones by default. ImportError without matplotlib.
         """
         if ax is None:
-            from matplotlib import pyplot as plt
-
+            try:
+                from matplotlib import pyplot as plt
+            except ImportError as error:
+                raise ImportError(
+                    f"plot needs matplotlib: pip install matplotlib ({error})", name="matplotlib"
+                ) from error
             ax = plt.gca()
         finite = np.isfinite(self.log_likelihood)
         shown = self.bandwidths, self.log_likelihood, self.standard_error

@@ -59,7 +59,7 @@ class TwoSampleTestResult:
     pvalue: float
     null_distribution: np.ndarray = dataclasses.field(repr=False, compare=False)
     kernel: str
-    bandwidth: object
+    bandwidth: float | np.ndarray
     n_bits: int | None
     algorithm: str
     standard_error: float

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 class Estimate(NamedTuple):
-    """Of the kind of the query: arrays or tensors."""
+    """An estimate of a sum over all rows, of the kind of the query.
+
+    Attributes
+    ----------
+    value, standard_error : float64 arrays or tensors `(n_q,)` or `(n_q, k)`
+        The estimate, and the standard error that its draws tell of.
+    """
 
     value: Any
     standard_error: Any

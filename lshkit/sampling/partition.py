@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 class LogPartition(NamedTuple):
-    """Of the kind of the query: arrays or tensors, or single numbers."""
+    """An estimate of log sum_j exp(q . k_j), of the kind of the query.
+
+    Attributes
+    ----------
+    value, standard_error : float64 arrays or tensors `(n_q,)`, or numbers for a single query
+        The estimate, and the standard error that its draws tell of.
+    """
 
     value: Any
     standard_error: Any

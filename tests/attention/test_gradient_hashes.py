@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from cases.attention import attention_inputs, codes_of, padding_mask
 
 torch = pytest.importorskip("torch")
+
+from cases.attention import attention_inputs, codes_of, padding_mask  # noqa: E402
 
 from lshkit import torch_ops  # noqa: E402
 from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402

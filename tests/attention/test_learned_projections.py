@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from cases.attention import NORMALIZE, attention_inputs, leaves_of, padding_mask
-from test_soft_attention import assert_close, attend, parameters_of, probe_features
 
-from lshkit import torch_ops
-from lshkit.attention import Expected, Sampled, Soft, yoso_attention
+torch = pytest.importorskip("torch")
+
+from cases.attention import NORMALIZE, attention_inputs, leaves_of, padding_mask  # noqa: E402
+from test_soft_attention import assert_close, attend, parameters_of, probe_features  # noqa: E402
+
+from lshkit import torch_ops  # noqa: E402
+from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 
 HYPERPLANE = torch_ops.FAMILY["hyperplane"]
 SOFT = Soft(hasher="hyperplane")

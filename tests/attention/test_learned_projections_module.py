@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from cases.attention import tokens
 
-from lshkit.attention import Sampled, Soft, YosoAttention, YosoState, yoso_attention
+torch = pytest.importorskip("torch")
+
+from cases.attention import tokens  # noqa: E402
+
+from lshkit.attention import Sampled, Soft, YosoAttention, YosoState, yoso_attention  # noqa: E402
 
 SOFT = Soft(hasher="hyperplane", n_bits=4, n_hashes=6)
 LEARN = {"estimator": SOFT, "learn": ["planes", "sharpness"]}

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from cases.attention import (
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import (  # noqa: E402
     NORMALIZE,
     SAMPLED,
     attention_inputs,
@@ -14,8 +16,8 @@ from cases.attention import (
     padding_mask,
 )
 
-from lshkit import reference, torch_ops
-from lshkit.attention import Soft, yoso_attention
+from lshkit import reference, torch_ops  # noqa: E402
+from lshkit.attention import Soft, yoso_attention  # noqa: E402
 
 CASES = [  # n_q, n_k, d, d_v, n_bits, n_hashes, n_probes
     (1, 1, 1, 1, 3, 2, (4, 4)),

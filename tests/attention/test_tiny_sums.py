@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
-from cases.attention import attention_inputs
 
-from lshkit import reference
-from lshkit.attention import Expected, Sampled, Soft, YosoState, yoso_attention
+torch = pytest.importorskip("torch")
+
+from cases.attention import attention_inputs  # noqa: E402
+
+from lshkit import reference  # noqa: E402
+from lshkit.attention import Expected, Sampled, Soft, YosoState, yoso_attention  # noqa: E402
 
 SIZES = {"n_bits": 4, "n_hashes": 16}
 ESTIMATORS = [

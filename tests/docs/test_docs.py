@@ -29,6 +29,8 @@ def test_code_runs(page, tmp_path, monkeypatch):
         torch.manual_seed(0)
     if "transformers" in source or "huggingface" in source:
         pytest.importorskip("transformers")
+    if "dask" in source:
+        pytest.importorskip("dask.array")
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     for code, _, wanted, _ in RUNNABLE[page]:

@@ -8,7 +8,7 @@ try:
     from distributed import Client, default_client
 except ImportError as error:
     raise ImportError(
-        f"this part of lshkit needs Dask: pip install 'dask[array,distributed]' ({error})",
+        f"this part of lshkit needs Dask: pip install 'dask[array,distributed]>=2025.1' ({error})",
         name="dask",
     ) from error
 

@@ -58,9 +58,11 @@ def exchange_costs(
     Returns
     -------
     costs : dict
-        "tables", "keys" and "heads", each a tuple `forward`, `backward`, `memory`. The backward
-        pass of tables sums both the tables of keys, again, and those of the gradient. A ring that
-        passes keys and values from rank to rank sends "keys" without a causal mask.
+        "tables", "keys" and "heads", each a tuple of bytes of a rank, on average over the ranks:
+        `forward` and `backward`, sent in these passes, and `memory`, held beside the rank's own
+        rows while an exchange runs. The backward pass of tables sums both the tables of keys,
+        again, and those of the gradient. A ring that passes keys and values from rank to rank sends
+        "keys" without a causal mask.
 
     Raises
     ------
