@@ -36,16 +36,23 @@ def clusters(n: int, n_features: int) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--rows", type=int, default=10_000)
-    parser.add_argument("--quick", action="store_true", help="1,000 rows, two numbers of features")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bandwidth_selection.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=10_000, help="of each number of features")
+    add("--quick", action="store_true", help="1,000 rows, two numbers of features")
+    add("--out", type=pathlib.Path, default="bandwidth_selection.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(rows=1000)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    numbers = (2, 8, 32, 128, 512)
-    if args.quick:
-        args.rows, numbers = 1000, (2, 32)
+    if args.rows < 2:
+        parser.error(f"--rows must be at least 2: {args.rows}")
+    numbers = (2, 32) if args.quick else (2, 8, 32, 128, 512)
     matplotlib.use("Agg")
     curves, factors, seconds, table = {}, {}, [], []
     for d in tqdm(numbers, desc="features"):

@@ -239,7 +239,8 @@ positive.__name__ = "positive integer"  # the name in argparse's message
 def parse_arguments() -> argparse.Namespace:
     summary = "Train a byte model on sequences that are spread over processes."
     parser = argparse.ArgumentParser(
-        description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=summary,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--processes", type=positive, default=2, help="that a sequence is spread over")
@@ -258,19 +259,26 @@ def parse_arguments() -> argparse.Namespace:
     add("--quick", action="store_true", help="two short steps: does it run at all?")
     stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
     add("--text", type=pathlib.Path, default=stdlib, help="folder with .py files to learn from")
-    out = pathlib.Path("context_parallel.png")
-    add("--out", type=pathlib.Path, default=out, help="the picture")
+    add("--out", type=pathlib.Path, default="context_parallel.png", help="the picture")
     args = parser.parse_args()
     if args.quick:
-        args.steps, args.length, args.shortest, args.longest = 2, 512, 256, 512
+        parser.set_defaults(steps=2, length=512, shortest=256, longest=512)
+        args = parser.parse_args()
 
     # What would fail only after minutes is checked now.
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if args.embed_dim % args.heads:
         parser.error(f"--embed-dim must be a multiple of {args.heads} heads: {args.embed_dim}")
-    if args.length < args.processes:
-        parser.error(f"--length must be at least --processes: {args.length}")
+    if args.processes > 16:
+        parser.error(f"--processes must be at most 16: {args.processes}")
+    if args.shortest > args.longest:
+        parser.error(f"--shortest must be at most --longest {args.longest}: {args.shortest}")
+    for name in ("length", "shortest"):
+        if (number := getattr(args, name)) < args.processes:
+            parser.error(f"--{name} must be at least --processes {args.processes}: {number}")
+    if not args.lr > 0:
+        parser.error(f"--lr must be above 0: {args.lr}")
     if not args.memory > 0:
         parser.error(f"--memory must be above 0: {args.memory}")
     if len(read_text(args.text)) <= max(args.length, args.longest):

@@ -73,7 +73,7 @@ class Watch(threading.Thread):
         self.begin = time.perf_counter()
 
     def run(self) -> None:
-        while not self.over.wait(0.1):
+        while not self.seconds or not self.over.wait(0.1):  # once at least
             done, memory = self.client.run_on_scheduler(state)
             self.seconds.append(time.perf_counter() - self.begin)
             self.done.append(done)
@@ -104,17 +104,27 @@ def cluster(workers: int) -> LocalCluster:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--rows", type=int, default=50_000_000)
-    parser.add_argument("--block-rows", type=int, default=250_000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("density_on_dask.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=50_000_000, help=f"a multiple of {GROUP:,}")
+    add("--block-rows", type=int, default=250_000, help=f"rows of a block, a multiple of {GROUP:,}")
+    add("--workers", type=int, default=2, help="processes of one thread")
+    add("--quick", action="store_true", help="small sizes, to see it run")
+    add("--out", type=pathlib.Path, default="density_on_dask.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(rows=300_000, block_rows=10_000)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.rows, args.block_rows = 300_000, 10_000
+    for name in ("rows", "block_rows"):
+        if (number := getattr(args, name)) < 1 or number % GROUP:
+            parser.error(f"--{name.replace('_', '-')} must be a multiple of {GROUP:,}: {number}")
+    if args.workers < 1:
+        parser.error(f"--workers must be at least 1: {args.workers}")
     matplotlib.use("Agg")
     X = rows(args.rows, args.block_rows)
     with cluster(args.workers) as workers, Client(workers) as client:
@@ -132,8 +142,10 @@ def main() -> None:
         other.fit(rows(args.rows, 2 * args.block_rows))
     same = density.to_local().to_bytes() == other.to_local().to_bytes()
     size = 4 * N_FEATURES
+    mb = args.rows * size / 1e6
+    memory = f"{mb / 1000:,.1f} GB" if mb >= 1000 else f"{mb:.0f} MB"
     facts = {
-        "rows": f"{args.rows:,} of {N_FEATURES} features, {args.rows * size / 1e9:,.1f} GB",
+        "rows": f"{args.rows:,} of {N_FEATURES} features, {memory}",
         "blocks": f"{X.numblocks[0]:,} of {args.block_rows:,} rows, "
         f"{args.block_rows * size / 2**20:,.0f} MB each",
         "seconds": f"{seconds:,.1f} on {args.workers} workers of one thread",

@@ -226,8 +226,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add("--out", type=pathlib.Path, default=pathlib.Path("extreme_softmax.png"), help="picture")
     args = parser.parse_args()
     if args.quick:
-        args.classes, args.steps, args.batch_size, args.held_out = 2000, 3, 16, 64
-        args.samples = 256
+        parser.set_defaults(classes=2000, steps=3, batch_size=16, held_out=64, samples=256)
+        args = parser.parse_args()
     # What would fail only after minutes is checked now.
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")

@@ -75,18 +75,31 @@ def timed(call, repeats: int) -> tuple[np.ndarray, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of each data set")
-    parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--sklearn-queries", type=int, default=20, help="it is slow")
-    parser.add_argument("--mean", type=float, default=1e-3, help="median kernel mean wanted")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("kde_vs_sklearn.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=100_000, help="rows of each data set")
+    add("--queries", type=int, default=1000, help="rows whose density is asked")
+    add("--sklearn-queries", type=int, default=20, help="of them for scikit-learn, which is slow")
+    add("--mean", type=float, default=1e-3, help="median kernel mean wanted")
+    add("--quick", action="store_true", help="small sizes, to see it run")
+    add("--out", type=pathlib.Path, default="kde_vs_sklearn.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(rows=2000, queries=50, sklearn_queries=5)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.rows, args.queries, args.sklearn_queries = 2000, 50, 5
+    for name in ("rows", "queries", "sklearn_queries"):
+        if (number := getattr(args, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1: {number}")
+    if args.sklearn_queries > args.queries:
+        most = f"--sklearn-queries must be at most --queries {args.queries}"
+        parser.error(f"{most}: {args.sklearn_queries}")
+    if not 0 < args.mean < 1:
+        parser.error(f"--mean must be between 0 and 1: {args.mean}")
     matplotlib.use("Agg")
     rng = np.random.default_rng(0)
     total = args.rows + args.queries

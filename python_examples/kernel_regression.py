@@ -53,16 +53,25 @@ def searched(model, name: str, values, X: np.ndarray, y: np.ndarray) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--queries", type=int, default=2000)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("kernel_regression.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=200_000, help="that are learnt from")
+    add("--queries", type=int, default=2000, help="new rows, to predict")
+    add("--quick", action="store_true", help="small sizes, to see it run")
+    add("--out", type=pathlib.Path, default="kernel_regression.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(rows=20_000, queries=200)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.rows, args.queries = 20_000, 200
+    # Of fewer rows the sample has all, without an error to show.
+    for name, least in (("rows", 20_000), ("queries", 20)):
+        if (number := getattr(args, name)) < least:
+            parser.error(f"--{name} must be at least {least}: {number}")
     matplotlib.use("Agg")
     rng = np.random.default_rng(0)
     X, y = rows_and_targets(args.rows, rng)

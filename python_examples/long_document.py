@@ -14,6 +14,7 @@ matplotlib, tabulate and tqdm.
 """
 
 import argparse
+import math
 import pathlib
 import statistics
 import sys
@@ -47,8 +48,16 @@ def read_document() -> str:
     return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.py")))
 
 
-def load(args: argparse.Namespace):
-    """A model, and the functions from text to ids `(n,)` and back."""
+def load_tokenizer(args: argparse.Namespace):
+    """The functions from text to ids `(n,)` and back."""
+    if args.model is None or not (args.model / "tokenizer_config.json").exists():
+        encode = lambda text: torch.tensor(list(text.encode()))  # noqa: E731
+        return encode, lambda ids: bytes(ids.tolist()).decode(errors="replace")
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    return lambda text: tokenizer(text, return_tensors="pt").input_ids[0], tokenizer.decode
+
+
+def load_model(args: argparse.Namespace):
     if args.model is None:
         sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
         from benchmarks.decoder import new_decoder, train
@@ -56,12 +65,7 @@ def load(args: argparse.Namespace):
         model = new_decoder(0) if args.quick else train(args.seconds, 0, tqdm.write)
     else:
         model = AutoModelForCausalLM.from_pretrained(args.model)
-    model.eval().to(getattr(torch, args.dtype))
-    if args.model is None or not (args.model / "tokenizer_config.json").exists():
-        encode = lambda text: torch.tensor(list(text.encode()))  # noqa: E731
-        return model, encode, lambda ids: bytes(ids.tolist()).decode(errors="replace")
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    return model, lambda text: tokenizer(text, return_tensors="pt").input_ids[0], tokenizer.decode
+    return model.eval().to(getattr(torch, args.dtype))
 
 
 # --- Reading on -----------------------------------------------------------------------------------
@@ -168,33 +172,52 @@ def draw(results: dict, out: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--model", type=pathlib.Path, help="folder of a causal language model")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536])
-    parser.add_argument("--tokens", type=int, default=128, help="to read on, and to generate")
-    parser.add_argument("--epsilon", type=float, default=0.1, help="error that a step may have")
-    parser.add_argument("--max-share", type=float, default=0.05, help="of the keys, at most")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--seconds", type=float, default=120, help="of CPU time, for training")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="untrained, short, few tokens")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("long_document.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", type=pathlib.Path, help="folder of a causal language model; else one is trained")
+    add("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens, the first n")
+    add("--tokens", type=int, default=128, help="to read on, and to generate")
+    add("--epsilon", type=float, default=0.1, help="error that a step may have")
+    add("--max-share", type=float, default=0.05, help="of the keys, at most; at least 0.01")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the model")
+    add("--seconds", type=float, default=120, help="of CPU time, for training")
+    add("--threads", type=int, default=1, help="CPU threads")
+    add("--quick", action="store_true", help="untrained, short, few tokens")
+    add("--out", type=pathlib.Path, default="long_document.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(lengths=[1500, 3000], tokens=8)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.lengths, args.tokens = [1500, 3000], 8
+    for name in ("tokens", "threads"):
+        if (number := getattr(args, name)) < 1:
+            parser.error(f"--{name} must be at least 1: {number}")
+    if min(args.lengths) < 1:
+        parser.error(f"--lengths must be at least 1: {min(args.lengths)}")
+    if not 0 < args.epsilon < 1:
+        parser.error(f"--epsilon must be between 0 and 1: {args.epsilon}")
+    if not 0.01 <= args.max_share <= 1:
+        parser.error(f"--max-share must be 0.01 to 1: {args.max_share}")
+    if not 0 < args.seconds < math.inf:
+        parser.error(f"--seconds must be a number > 0: {args.seconds}")
+    if args.model is not None and not args.model.is_dir():
+        parser.error(f"--model must be a folder that exists: {args.model}")
     matplotlib.use("Agg")
     torch.set_num_threads(args.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     register()
 
-    model, encode, decode = load(args)
+    encode, decode = load_tokenizer(args)
     # Some characters of text make a token: no more is encoded than is needed.
     ids = encode(read_document()[: 8 * (max(args.lengths) + args.tokens)])
     if len(ids) <= max(args.lengths) + args.tokens:
         parser.error(f"--lengths must leave --tokens of the document, which has {len(ids):,}")
+    model = load_model(args)
     results = {n: compare(model, ids, n, args) for n in tqdm(args.lengths, desc="lengths")}
 
     rows = []

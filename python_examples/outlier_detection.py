@@ -57,9 +57,13 @@ def streamed(rows: np.ndarray, truth: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--quick", action="store_true", help="two digits")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("outlier_detection.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="two digits")
+    add("--out", type=pathlib.Path, default="outlier_detection.png", help="the picture")
     args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")

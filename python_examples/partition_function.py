@@ -232,11 +232,12 @@ def parse_arguments():
     add("--probes", type=positive, nargs="+", default=[1, 2, 4, 8, 16], help="buckets of a table")
     add("--seed", type=int, default=0, help="of the data")
     add("--quick", action="store_true", help="few classes and settings: a few seconds")
-    add("--out", type=pathlib.Path, default=pathlib.Path("partition_function.png"))
+    add("--out", type=pathlib.Path, default="partition_function.png", help="the picture")
     args = parser.parse_args()
     if args.quick:
-        args.classes, args.queries, args.repeats = 4000, 16, 2
-        args.samples, args.hashes, args.probes = [64, 256, 1024], [4, 16], [1, 4]
+        parser.set_defaults(classes=4000, queries=16, repeats=2, probes=[1, 4])
+        parser.set_defaults(samples=[64, 256, 1024], hashes=[4, 16])
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if max(args.samples) > args.classes:

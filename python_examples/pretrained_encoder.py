@@ -202,22 +202,32 @@ def methods(n_bits: int, n_hashes: int, quick: bool):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--texts", type=int, default=8)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a text, at most 512")
-    parser.add_argument("--seeds", type=int, default=2, help="sets of hash functions")
-    parser.add_argument("--n-bits", type=int, default=8)
-    parser.add_argument("--n-hashes", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="one short text, one seed")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("pretrained_encoder.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--texts", type=int, default=8, help="to embed")
+    add("--length", type=int, default=512, help="tokens of a text, at most 512")
+    add("--seeds", type=int, default=2, help="sets of hash functions")
+    add("--n-bits", type=int, default=8, help="bits of a code, 1 to 16")
+    add("--n-hashes", type=int, default=32, help="hash tables")
+    add("--threads", type=int, default=1, help="CPU threads")
+    add("--quick", action="store_true", help="one short text, one seed")
+    add("--out", type=pathlib.Path, default="pretrained_encoder.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(texts=1, length=96, seeds=1)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.texts, args.length, args.seeds = 1, 96, 1
+    for name in ("texts", "seeds", "n_hashes", "threads"):
+        if (number := getattr(args, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1: {number}")
     if not 2 <= args.length <= 512:
-        parser.error(f"--length must be 2 to 512, got {args.length}")
+        parser.error(f"--length must be 2 to 512: {args.length}")
+    if not 1 <= args.n_bits <= 16:
+        parser.error(f"--n-bits must be 1 to 16: {args.n_bits}")
     torch.set_num_threads(args.threads)
     matplotlib.use("Agg")
     tokenizer, model = load_encoder()

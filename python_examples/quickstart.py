@@ -290,10 +290,12 @@ def parse_arguments() -> argparse.Namespace:
         parser.set_defaults(seconds=10, recall_length=4096, text_length=1024)
         args = parser.parse_args()
     for name, least in (("recall_length", 16), ("text_length", 1), ("held_out", 1), ("threads", 1)):
-        if getattr(args, name) < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+        if (number := getattr(args, name)) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}: {number}")
     if not 0 < args.seconds < math.inf:
         parser.error(f"--seconds must be a number > 0: {args.seconds}")
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr must be a number > 0: {args.lr}")
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     args.tasks = [Recall(args.recall_length), Text(args.text_length, args.text)]

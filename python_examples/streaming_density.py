@@ -53,18 +53,32 @@ def sketch(**options) -> LSHKernelDensity:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--batches", type=int, default=400)
-    parser.add_argument("--batch-rows", type=int, default=5000)
-    parser.add_argument("--window", type=int, default=200_000, help="rows of the sliding windows")
-    parser.add_argument("--error", type=float, default=0.05, help="of the window of blocks")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("streaming_density.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--batches", type=int, default=400, help="of the stream")
+    add("--batch-rows", type=int, default=5000, help="rows of a batch")
+    add("--window", type=int, default=200_000, help="rows of the sliding windows")
+    add("--error", type=float, default=0.05, help="of the window of blocks")
+    add("--quick", action="store_true", help="small sizes, to see it run")
+    add("--out", type=pathlib.Path, default="streaming_density.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(batches=40, batch_rows=1000, window=8000, error=0.1)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.batches, args.batch_rows, args.window, args.error = 40, 1000, 8000, 0.1
+    # Every worker has rows after a quarter of the batches, the new cluster one row of a batch.
+    for name, least in (("batches", 16), ("batch_rows", 20), ("window", 3)):
+        if (number := getattr(args, name)) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}: {number}")
+    before = (args.batches - 1) * args.batch_rows
+    if args.window > before:
+        parser.error(f"--window must be at most {before}, as the last batch begins: {args.window}")
+    if not 0 < args.error <= 0.5:
+        parser.error(f"--error must be above 0 and at most 0.5: {args.error}")
     matplotlib.use("Agg")
     rng = np.random.default_rng(0)
     workers = [sketch() for _ in range(WORKERS)]

@@ -218,22 +218,31 @@ def draw(times: dict, lengths: list[int], out: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    lengths = [256, 512, 1024, 2048, 4096]
-    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="to time")
-    parser.add_argument("--hidden", type=int, default=256, help="size of the models, 64 a head")
-    parser.add_argument("--layers", type=int, default=2, help="of the models")
-    parser.add_argument("--repeats", type=int, default=5, help="of a timing, the least counts")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="short lengths, one repeat")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("transformers_models.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096], help="to time")
+    add("--hidden", type=int, default=256, help="size of the models, 64 a head")
+    add("--layers", type=int, default=2, help="of the models")
+    add("--repeats", type=int, default=5, help="of a timing, the least counts")
+    add("--threads", type=int, default=1, help="CPU threads")
+    add("--quick", action="store_true", help="short lengths, one repeat")
+    add("--out", type=pathlib.Path, default="transformers_models.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(lengths=[64, 128], repeats=1, hidden=64, layers=1)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.lengths, args.repeats, args.hidden, args.layers = [64, 128], 1, 64, 1
-    if args.hidden % 64 or min(args.lengths) < 1:
-        parser.error("--hidden must be a multiple of 64, --lengths must be at least 1")
+    for name in ("layers", "repeats", "threads"):
+        if (number := getattr(args, name)) < 1:
+            parser.error(f"--{name} must be at least 1: {number}")
+    if min(args.lengths) < 1:
+        parser.error(f"--lengths must be at least 1: {min(args.lengths)}")
+    if args.hidden < 64 or args.hidden % 64:
+        parser.error(f"--hidden must be a multiple of 64: {args.hidden}")
     matplotlib.use("Agg")
     torch.set_num_threads(args.threads)
     logging.set_verbosity_error()

@@ -42,18 +42,29 @@ def pictures(n: int, share: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--rows", type=int, default=1000, help="of both samples of an exact test")
-    parser.add_argument("--many", type=int, default=10_000, help="of a test by bucket sums")
-    parser.add_argument("--batches", type=int, default=20, help="that are tested at each share")
-    parser.add_argument("--permutations", type=int, default=199)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("two_sample_test.png"))
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=1000, help="of both samples of an exact test")
+    add("--many", type=int, default=10_000, help="rows of a test by bucket sums")
+    add("--batches", type=int, default=20, help="that are tested at each share")
+    add("--permutations", type=int, default=199, help="of a test")
+    add("--quick", action="store_true", help="small sizes, to see it run")
+    add("--out", type=pathlib.Path, default="two_sample_test.png", help="the picture")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(rows=200, many=500, batches=2, permutations=39)
+        args = parser.parse_args()
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.quick:
-        args.rows, args.many, args.batches, args.permutations = 200, 500, 2, 39
+    # With fewer permutations no p-value reaches the level.
+    for name, least in (("rows", 2), ("batches", 1), ("permutations", 19)):
+        if (number := getattr(args, name)) < least:
+            parser.error(f"--{name} must be at least {least}: {number}")
+    if args.rows >= args.many:
+        parser.error(f"--rows must be below --many {args.many}: {args.rows}")
     matplotlib.use("Agg")
     rng = np.random.default_rng(0)
     cases = {

@@ -31,6 +31,50 @@ def test_examples_refuse_a_picture_that_they_could_not_write(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("example", "options", "message"),
+    [
+        ("bandwidth_selection", "--rows 1", "--rows must be at least 2: 1"),
+        ("causal_lm", "--contexts 1", "--contexts must be at least 2: 1"),
+        ("causal_lm", "--lr 0", "--lr must be above 0: 0.0"),
+        ("context_parallel", "--shortest 1024", "--shortest must be at most --longest 512: 1024"),
+        ("context_parallel", "--processes 17", "--processes must be at most 16: 17"),
+        ("density_on_dask", "--rows 15000", "--rows must be a multiple of 10,000: 15000"),
+        ("density_on_dask", "--block-rows 0", "--block-rows must be a multiple of 10,000: 0"),
+        ("density_on_dask", "--workers 0", "--workers must be at least 1: 0"),
+        ("kde_vs_sklearn", "--rows 0", "--rows must be at least 1: 0"),
+        ("kde_vs_sklearn", "--queries 4", "--sklearn-queries must be at most --queries 4: 5"),
+        ("kde_vs_sklearn", "--mean nan", "--mean must be between 0 and 1: nan"),
+        ("kernel_regression", "--rows 19999", "--rows must be at least 20000: 19999"),
+        ("kernel_regression", "--queries 0", "--queries must be at least 20: 0"),
+        ("long_document", "--lengths 9 0", "--lengths must be at least 1: 0"),
+        ("long_document", "--lengths 999999999", "--lengths must leave --tokens of the document"),
+        ("long_document", "--tokens 0", "--tokens must be at least 1: 0"),
+        ("long_document", "--epsilon 1", "--epsilon must be between 0 and 1: 1.0"),
+        ("long_document", "--max-share 0", "--max-share must be 0.01 to 1: 0.0"),
+        ("long_document", "--seconds inf", "--seconds must be a number > 0: inf"),
+        ("long_document", "--model missing", "--model must be a folder that exists: missing"),
+        ("partition_function", "--samples 5000", "--samples must be at most --classes 4000: 5000"),
+        ("pretrained_encoder", "--texts 0", "--texts must be at least 1: 0"),
+        ("pretrained_encoder", "--length 1", "--length must be 2 to 512: 1"),
+        ("pretrained_encoder", "--n-bits 17", "--n-bits must be 1 to 16: 17"),
+        ("quickstart", "--recall-length 8", "--recall-length must be at least 16: 8"),
+        ("quickstart", "--lr 0", "--lr must be a number > 0: 0.0"),
+        ("streaming_density", "--batches 15", "--batches must be at least 16: 15"),
+        ("streaming_density", "--window 39001", "--window must be at most 39000"),
+        ("streaming_density", "--error 0.6", "--error must be above 0 and at most 0.5: 0.6"),
+        ("transformers_models", "--hidden 0", "--hidden must be a multiple of 64: 0"),
+        ("transformers_models", "--lengths 9 0", "--lengths must be at least 1: 0"),
+        ("transformers_models", "--repeats 0", "--repeats must be at least 1: 0"),
+        ("two_sample_test", "--rows 500", "--rows must be below --many 500: 500"),
+        ("two_sample_test", "--permutations 18", "--permutations must be at least 19: 18"),
+    ],
+)
+def test_examples_refuse_numbers_by_name_and_quick_keeps_them(refusal, example, options, message):
+    needs_example_packages()
+    assert message in refusal(EXAMPLES / f"{example}.py", "--quick", *options.split())
+
+
 def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text):
     needs_example_packages()
     picture = tmp_path / "curves.png"
@@ -149,7 +193,7 @@ def test_context_parallel_ends_in_a_table_and_a_picture(tmp_path, text):
 )
 def test_context_parallel_refuses_bad_options_by_name(refusal, text, options, message):
     needs_example_packages()
-    small = ("--length", 64, "--longest", 64, "--text", text)
+    small = ("--length", 64, "--shortest", 64, "--longest", 64, "--text", text)
     assert message in refusal(CONTEXT_PARALLEL, *small, *options)
 
 
