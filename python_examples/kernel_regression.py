@@ -19,6 +19,7 @@ try:
     import matplotlib
     import numpy as np
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator
     from sklearn.metrics import r2_score
     from sklearn.model_selection import GridSearchCV
     from sklearn.neighbors import KNeighborsRegressor
@@ -146,6 +147,8 @@ def draw(models: dict, errors: dict, out: pathlib.Path) -> None:
     right.set(xscale="log", yscale="log", xlabel="stated error", ylabel="observed error")
     right.set_title("each query's error")
     right.set_ylim(bottom=ends[0] / 30)
+    right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    right.xaxis.set_major_formatter("{x:g}")
     right.xaxis.set_minor_formatter("")
     right.legend(frameon=False, fontsize=8)
     figure.savefig(out, dpi=120)
