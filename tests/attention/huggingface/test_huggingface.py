@@ -153,7 +153,6 @@ def test_sliding_window(window, masked, implementation):
 @pytest.mark.parametrize("gradient", ["exact", "lower_bound"])
 def test_sliding_window_under_autocast(gradient):
     """What is rounded to 16 bits are inputs and results, not cosines."""
-    register(yoso=Expected(n_bits=12, gradient=gradient))
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 1, 2, 20, 16).bfloat16()
     query, key = query + 3, key + 3  # cosines near 1, whose weights change fast
