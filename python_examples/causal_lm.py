@@ -373,8 +373,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
     if args.embed_dim % (2 * args.heads):
         parser.error(f"--embed-dim must be a multiple of 2 * {args.heads} heads: {args.embed_dim}")
-    if not args.lr > 0:
-        parser.error(f"--lr must be above 0: {args.lr}")
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr must be a number > 0: {args.lr}")
     if not args.temperature > 0:
         parser.error(f"--temperature must be above 0: {args.temperature}")
     if min(args.contexts) < 2:

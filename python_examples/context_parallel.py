@@ -12,6 +12,7 @@ torch, matplotlib and tqdm.
 """
 
 import argparse
+import math
 import pathlib
 import sysconfig
 import tempfile
@@ -277,8 +278,8 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("length", "shortest"):
         if (number := getattr(args, name)) < args.processes:
             parser.error(f"--{name} must be at least --processes {args.processes}: {number}")
-    if not args.lr > 0:
-        parser.error(f"--lr must be above 0: {args.lr}")
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr must be a number > 0: {args.lr}")
     if not args.memory > 0:
         parser.error(f"--memory must be above 0: {args.memory}")
     if len(read_text(args.text)) <= max(args.length, args.longest):

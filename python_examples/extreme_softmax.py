@@ -12,6 +12,7 @@ matplotlib, tabulate and tqdm.
 
 import argparse
 import collections
+import math
 import pathlib
 import re
 import sysconfig
@@ -231,8 +232,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     # What would fail only after minutes is checked now.
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if not args.lr > 0:
-        parser.error(f"--lr must be above 0: {args.lr}")
+    if not 0 < args.lr < math.inf:
+        parser.error(f"--lr must be a number > 0: {args.lr}")
     return parser, args
 
 

@@ -466,7 +466,7 @@ class YosoAttention(nn.Module):
             if start < stop:
                 rows = convolve_positions(rows, weight, before)[:, :, before:][:, :, : stop - start]
             else:  # with a gradient of 0, which training over ranks waits for
-                rows = rows * weight[:, :1, None]
+                rows = (rows * weight[:, :1, None]).to(rows.dtype)
             parts.append(rows)
         return torch.cat(parts, 2)
 

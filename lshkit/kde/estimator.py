@@ -478,7 +478,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         Returns
         -------
         mean : array or tensor `(n_samples,)`, of the type of `score_samples`
-            An unbiased estimate for an algorithm that is asked for by name. "auto" chooses among
+            An unbiased estimate for an algorithm that is asked for by name, but for "hbe", whose
+            number of tables is raised until the errors of these tables are small enough: up to 5 %
+            too large at an rtol of 0.5, less than 0.5 % at 0.2 (measured). "auto" chooses among
             them by their errors on this sample of the rows, which may bias it by some hundredths of
             its standard error. A sketch of the laplacian kernel may fall below 0. 0 below the least
             number of its type. With exact algorithms it is differentiable in a tensor.

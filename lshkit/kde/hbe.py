@@ -58,8 +58,7 @@ class HashedDraws(ExactFarQueries):
         if training.geometry.kernel == "angular":
             one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
             n_projections = int(np.clip(round(one), 1, 16))
-        # Of other hashes than the estimates, which a number chosen by their own errors would bias.
-        hasher = family(training, distance, TRIAL_DRAWS, n_projections, stream=4)
+        hasher = family(training, distance, TRIAL_DRAWS, n_projections)
         trial = cls(tables(pilot.permuted, hasher))
         trial.equal = equal
         logs, factors, drawn = trial.draws(pilot.queries)
@@ -178,16 +177,13 @@ def typical_distance(pilot: Pilot, equal: EqualRows) -> float:
     return float(min(np.median(means), MOST_DISTANCE))
 
 
-def family(
-    training: Training, distance: float, n_hashes: int, n_projections: int, stream: int = 3
-) -> HashFamily:
+def family(training: Training, distance: float, n_hashes: int, n_projections: int) -> HashFamily:
     """A family for the kernel's distance: rows at `distance` collide with probability about 1/2.
 
-    n_projections: how many a code joins; for angular, the number of bits. stream: of random numbers
-    from the training's seed.
+    n_projections: how many a code joins; for angular, the number of bits.
     """
     geometry, d = training.geometry, training.X.shape[1]
-    seed = [training.seed, stream, n_projections]
+    seed = [training.seed, 3, n_projections]
     seed = int(np.random.default_rng(seed).integers(2**31))
     if geometry.kernel == "angular":
         return hashing.FastHadamard(d, min(n_projections, 16), n_hashes, seed=seed)

@@ -53,6 +53,7 @@ class LeaveOneOut:
     held_out: np.ndarray
     counts: np.ndarray
     _queries: np.ndarray
+    _nearest: np.ndarray | None  # as soon as it is asked for
 
     def __init__(
         self,
@@ -85,13 +86,13 @@ class LeaveOneOut:
         part = object.__new__(LeaveOneOut)
         vars(part).update(vars(self))
         part.held_out, part.counts = held_out, counts
-        part._queries = self._scaled(self.X[held_out])
+        part._queries, part._nearest = self._scaled(self.X[held_out]), None
         return part
 
     def mean(self, values: np.ndarray) -> tuple[Any, Any]:
         """Mean over the rows left out and its standard error, of values `(n_queries, ...)`."""
         shares = self.counts / self.counts.sum()
-        with np.errstate(invalid="ignore"):  # -inf
+        with np.errstate(invalid="ignore", over="ignore"):  # -inf, and nearly
             mean = np.tensordot(shares, values, 1)
             n = len(shares)
             squares = np.tensordot(shares**2, (values - mean) ** 2, 1) * n / max(n - 1, 1)
@@ -109,11 +110,16 @@ class LeaveOneOut:
 
     def nearest(self) -> np.ndarray:
         """The least distance of each row left out from another row."""
-        if self.kernel in kernels.COMPACT:
-            return np.concatenate([distances.min(axis=1) for distances, _ in self._distances()])
-        least, _ = self._sums(self._queries, self.held_out, np.empty(0), np.float64)
-        return np.sqrt(2 * least) if self.kernel == "gaussian" else least
+        if self._nearest is None:
+            if self.kernel in kernels.COMPACT:
+                least = np.concatenate([part.min(axis=1) for part, _ in self._distances()])
+            else:
+                least, _ = self._sums(self._queries, self.held_out, np.empty(0), np.float64)
+                least = np.sqrt(2 * least) if self.kernel == "gaussian" else least
+            self._nearest = least
+        return self._nearest
 
+    @np.errstate(over="ignore")
     def log_densities(self, bandwidths: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """log f_-i(x_i), and its derivative in the logarithm of the bandwidth.
 
@@ -136,22 +142,15 @@ class LeaveOneOut:
             return logs - norms, np.full(logs.shape, np.nan)
         power = 2 if self.kernel == "gaussian" else 1
         sums = np.empty((len(self.held_out), len(widths), 2))
-        with np.errstate(over="ignore"):
-            scales = widths**-power
-
-        def fill(some: np.ndarray, dtype: type) -> np.ndarray:
-            rows = self._queries[some], self.held_out[some]
-            nearest, sums[some] = self._sums(*rows, scales, dtype)
-            return nearest
-
-        lost = self._lost_in_float32(widths.min())
-        single = lost <= TOLERANCE
-        if single.any():
-            nearest = fill(single, np.float32)
-            if self.kernel == "exponential":  # of a root: the nearer a row, the more is lost
-                single[single] = lost[single] * widths.min() <= TOLERANCE * nearest
-        if not single.all():
-            fill(~single, np.float64)
+        scales = widths**-power
+        beyond = np.isinf(scales)
+        scales[beyond] = 1.0
+        single = self._lost_in_float32(widths.min()) <= TOLERANCE
+        for mask, dtype in ((single, np.float32), (~single, np.float64)):
+            if mask.any():
+                some = self._queries[mask], self.held_out[mask]
+                sums[mask] = self._sums(*some, scales, dtype)[1]
+        sums[:, beyond] = -np.inf, np.nan  # less than float64 holds
         return sums[..., 0] - norms, power * sums[..., 1] - n_features
 
     def _scaled(self, X: np.ndarray) -> np.ndarray:
@@ -163,15 +162,17 @@ class LeaveOneOut:
             yield first, np.ascontiguousarray(rows, dtype)
 
     def _lost_in_float32(self, width: float) -> np.ndarray:
-        """About what float32 loses of the squared distances in widths, or of the L1 distances."""
+        """About what float32 loses of the logarithms of kernels that count, of each query."""
         if not self._float_fits:
             return np.full(len(self.held_out), np.inf)
         norms = np.linalg.norm(self._queries, axis=1) / width
         many = max(1.0, self.X.shape[1] / 256)
         if self.kernel == "laplacian":
             return many * ROUNDING * norms
-        with np.errstate(over="ignore"):
-            return 2 * many * ROUNDING * norms**2
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            lost = 2 * many * ROUNDING * norms**2  # of squared distances
+            # Of a root of these: the nearer a row, the more.
+            return lost if self.kernel == "gaussian" else lost / (self.nearest() / width)
 
     def _sums(
         self, queries: np.ndarray, held_out: np.ndarray, scales: np.ndarray, dtype: type

@@ -5,7 +5,7 @@ import pytest
 from cases.kde import clustered, log_mean
 from sklearn.datasets import load_digits
 
-from lshkit.kde import LSHKernelDensity, hbe
+from lshkit.kde import LSHKernelDensity
 from lshkit.kde.cells import Cells
 from lshkit.kde.geometry import Geometry
 from lshkit.kde.hbe import HashedDraws, family, tables
@@ -111,20 +111,6 @@ def test_families_collide_half_the_time_at_their_distance():
     for kernel, distance in (("gaussian", 0.7), ("exponential", 3.0), ("laplacian", 2.0)):
         hasher = family(training_of(kernel, rows, None, 0), distance, 4, 3)
         assert hasher.probability_of_distance(distance) == pytest.approx(0.5, 1e-6)
-
-
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "angular"])
-@pytest.mark.filterwarnings("ignore:algorithm='hbe'")
-def test_hbe_is_not_biased_by_the_number_of_its_tables(kernel, monkeypatch):
-    """Which is chosen by the errors of a trial's tables: estimates come from others."""
-    made = []
-    monkeypatch.setattr(
-        hbe, "family", lambda *args, **of: made.append(family(*args, **of)) or made[-1]
-    )
-    rows = np.random.default_rng(0).normal(size=(2000, 6))
-    LSHKernelDensity(kernel, algorithm="hbe", random_state=0).fit(rows)
-    trial, used = (hasher.hash(rows) for hasher in made)
-    assert not any((code == used.T).all(1).any() for code in trial.T)
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])

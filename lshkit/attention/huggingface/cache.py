@@ -314,9 +314,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """ "lshkit_cache": from the codes where the keys come from a `code_cache`, else exact."""
     CodeCacheLayer.calls += 1
-    layer = getattr(key, "lshkit_layer", None)
-    if getattr(value, "lshkit_layer", None) is not layer:
-        layer = None  # the model has changed what it attends to
+    holder = getattr(key, "lshkit_layer", None)
+    # Where the model has changed the keys or the values that it was given, all is exact.
+    layer = holder if getattr(value, "lshkit_layer", None) is holder else None
     try:
         check_handed_over(NAME, kwargs)
         if is_causal is None:
@@ -336,8 +336,8 @@ def attention(
             key, value = key[:, :, : mask.n_keys], value[:, :, : mask.n_keys]
             out = softmax_attention(query, key, value, mask, scaling)
     except Exception:
-        if layer is not None:
-            layer.take_back(query.shape[2])
+        if holder is not None:
+            holder.take_back(query.shape[2])
         raise
     out = F.dropout(out.transpose(1, 2), dropout, dropout > 0)
     return out.contiguous(), None

@@ -141,8 +141,8 @@ def _check_interface(name: str, config: type) -> None:
         return
     if not model._can_set_attn_implementation() or _adds_masks_itself(model):
         raise NotImplementedError(
-            f"{model.__name__} can't have attn_implementation={name!r}: it does not use "
-            f"transformers' attention interface"
+            f"{model.__name__} can't have attn_implementation={name!r}: it, or a part of it, does "
+            f"not use transformers' attention interface"
         )
 
 

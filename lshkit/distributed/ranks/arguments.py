@@ -56,10 +56,10 @@ def check_parameter_values(call: Call) -> None:
     """On the CPU, before ranks wait for each other's rows: a rank may use some heads' alone."""
     for name, x in call.parameters.items():
         if not x.is_cuda and not x.is_meta:
-            single, must_be = x.detach().to(torch.float32), "finite"
+            single, must_be = x.detach().to(torch.float32), "finite in float32"
             wrong = ~single.isfinite()
             if name != "planes":
-                wrong, must_be = wrong | (single <= 0), "a finite number > 0"
+                wrong, must_be = wrong | (single <= 0), "a finite number > 0 in float32"
             if wrong.any():
                 raise ValueError(f"{name} must be {must_be}, got {x[wrong].flatten()[0].item()}")
 

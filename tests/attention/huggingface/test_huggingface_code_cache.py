@@ -285,6 +285,9 @@ def test_values_that_a_model_changes_behind_the_cache():
     prompt = made(ids(40)[:, :38], cache=cache).logits
     steps = [made(ids(40)[:, i : i + 1], cache=cache).logits for i in (38, 39)]
     torch.testing.assert_close(torch.cat([prompt, *steps], 1), wanted, rtol=0, atol=1e-4)
+    with pytest.raises(TypeError, match="attention_mask must be boolean or of floats"):
+        run(made, cache, ids(3), torch.ones(1, 1, 3, 43, dtype=torch.int64))
+    assert [layer.get_seq_length() for layer in cache.layers] == [40, 40]
 
 
 def test_a_model_with_an_encoder_is_told_what_its_cache_is():

@@ -49,7 +49,7 @@ def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks, other, words)
 
 
 @pytest.mark.parametrize("exchange", ["heads", "tables", "keys"])
-@pytest.mark.parametrize("value", [-1.0, 0.0, math.inf, math.nan, 1e300])
+@pytest.mark.parametrize("value", [-1.0, 0.0, math.inf, math.nan, 1e300, 1e-50])
 def test_values_of_parameters_are_refused_on_every_rank(ranks, exchange, value):
     """Before rows are sent, which one rank might wait for: heads' parameters are one rank's."""
     estimator = Soft(n_bits=4, n_hashes=4)
@@ -60,7 +60,10 @@ def test_values_of_parameters_are_refused_on_every_rank(ranks, exchange, value):
 
     options = [case(1.0, 1.0, 1.0, 1.0), case(1.0, 1.0, 1.0, value)]
     (kind, message), refused = ranks.run(2, of_ranks.disagree, options, exchange)
-    assert refused[0] == "ValueError" and "sharpness must be a finite number > 0" in refused[1]
+    assert (
+        refused[0] == "ValueError"
+        and "sharpness must be a finite number > 0 in float32" in refused[1]
+    )
     assert kind == "RuntimeError" and refused[1] in message
     same = ranks.run(2, of_ranks.disagree, options[1:] * 2, exchange)
     assert [kind for kind, _ in same] == ["ValueError"] * 2
