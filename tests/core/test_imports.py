@@ -152,7 +152,23 @@ for statement in {statements}:
 """
     messages = run_python(program).stdout.splitlines()
     assert len(messages) == len(statements)
-    assert all("pip install torch" in message for message in messages)
+    assert all("pip install 'torch>=2.11'" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"),
+    [("2.10.3+cpu", False), ("1.13", False), ("2.11", True), ("2.12a0+git1", True), ("git", True)],
+)
+def test_an_old_torch_is_refused_by_its_version(version, accepted):
+    program = f"""
+import sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules["torch"].__version__ = {version!r}
+import lshkit._torch
+"""
+    run = run_python(program)
+    assert (run.returncode == 0) is accepted
+    assert accepted or f"needs PyTorch 2.11 or newer, got {version}" in run.stderr
 
 
 @pytest.mark.parametrize("hidden", ["dask", "distributed"])
@@ -162,7 +178,7 @@ def test_missing_dask_says_how_to_install_it(hidden):
     assert run.returncode == 1
     message = run.stderr.strip().splitlines()[-1]
     assert message.startswith("ImportError: ")
-    assert "pip install 'dask[array,distributed]'" in message
+    assert "pip install 'dask[array,distributed]>=2025.1'" in message
 
 
 def test_dask_and_torch_do_not_need_each_other():
