@@ -284,7 +284,7 @@ def parse_arguments() -> argparse.Namespace:
     stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
     add("--text", type=pathlib.Path, default=stdlib, help="folder with .py files to learn from")
     add("--out", type=pathlib.Path, default=pathlib.Path("quickstart.png"), help="the picture")
-    add("--quick", action="store_true", help="a minute in all: 10 seconds each, a quarter as long")
+    add("--quick", action="store_true", help="one to two minutes: 10 seconds each, short texts")
     args = parser.parse_args()
     if args.quick:
         parser.set_defaults(seconds=10, recall_length=4096, text_length=1024)

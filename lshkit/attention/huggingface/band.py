@@ -78,17 +78,6 @@ def _banded(
     weigh: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Sums of values by weight, and of the weights, block of queries by block."""
-    with torch.autocast(autocast_device(query), enabled=False):
-        return _banded_sums(query, key, value, rows, weigh)
-
-
-def _banded_sums(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rows: Tensor,
-    weigh: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     batch, heads, n_q, _ = query.shape
@@ -117,7 +106,8 @@ def _banded_sums(
     value = torch.where(seen[:, None, :, None], value, 0.0)[:, :, None, index]
     query = F.pad(query, (0, 0, 0, n_blocks * size - n_q))
     query = query.unflatten(2, (n_blocks, size)).unflatten(1, (key_heads, heads // key_heads))
-    weight = weigh(query, key, visible)
-    out = (weight @ value).flatten(1, 2).flatten(2, 3)[:, :, :n_q]
+    with torch.autocast(autocast_device(query), enabled=False):
+        weight = weigh(query, key, visible)
+        out = (weight @ value).flatten(1, 2).flatten(2, 3)[:, :, :n_q]
     total = weight.sum(-1, keepdim=True).flatten(1, 2).flatten(2, 3)[:, :, :n_q]
     return out, total
