@@ -215,10 +215,7 @@ class CodeCache:
         query `(B, H, n, D)`, key `(B, H_k, n, D)` and value `(B, H_k, n, D_v)`; returns
         `(B, H, n, D_v)`.
         """
-        self._check(query=query, key=key, value=value)
-        if query.shape[2] != key.shape[2]:
-            raise ValueError(f"key must have query's length {query.shape[2]}, got {key.shape[2]}")
-        self.append(key, value, attn_mask)
+        self._append_with(query, key, value, attn_mask)
         return self.attend(query)
 
     def prefill(
@@ -228,11 +225,16 @@ class CodeCache:
 
         Shapes are those of `step`.
         """
+        self._append_with(query, key, value, attn_mask)
+        return self.attend_exactly(query)
+
+    def _append_with(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
+    ) -> None:
         self._check(query=query, key=key, value=value)
         if query.shape[2] != key.shape[2]:
             raise ValueError(f"key must have query's length {query.shape[2]}, got {key.shape[2]}")
         self.append(key, value, attn_mask)
-        return self.attend_exactly(query)
 
     def attend_exactly(self, query: Tensor) -> Tensor:
         """As `attend`, reading all keys (`scaled_dot_product_attention`)."""

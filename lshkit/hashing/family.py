@@ -374,6 +374,8 @@ class HashFamily:
 def from_arrays(arrays: Mapping[str, Any]) -> HashFamily:
     """The hash family, of any class, from the arrays of `to_arrays`.
 
+    ValueError if one of them is missing or not valid, TypeError if `arrays` is no mapping.
+
     >>> from_arrays(FastHadamard(64, 8, 32, seed=0).to_arrays())  # doctest: +SKIP
     FastHadamard(64, 8, 32, seed=0)
     """

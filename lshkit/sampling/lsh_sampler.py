@@ -282,6 +282,11 @@ class LSHSampler(InBytes):
             both are 0.
             It does not account for terms outside the tables: if large terms collide with small
             probability, a query that missed them has a small value and a small standard error.
+
+        Raises
+        ------
+        TypeError, ValueError
+            query as in `sample`; another method; f of another shape, or not numbers.
         """
         if not isinstance(method, str) or method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")

@@ -65,6 +65,12 @@ class PartitionSampler:
     hasher : FastHadamard
     tables : lshkit.buckets.HashTables
     n_classes, nbytes : int
+
+    Raises
+    ------
+    TypeError, ValueError
+        weight_matrix has another shape, no class, or a class that is not finite in float32; another
+        argument out of range.
     """
 
     n_classes: int
@@ -104,7 +110,10 @@ class PartitionSampler:
         self._build(weights)
 
     def refresh(self, weight_matrix: Rows) -> Self:
-        """Rebuilds the tables for changed weights, with the same hash functions. Returns self."""
+        """Rebuilds the tables for changed weights, with the same hash functions. Returns self.
+
+        ValueError for weights of another shape, or that are not finite.
+        """
         weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
         self.check_shape(weights)
         check_rows("weight_matrix in float32", weights)
@@ -129,7 +138,10 @@ class PartitionSampler:
         return self.tables.nbytes
 
     def probes(self, query: ArrayOrTensor) -> ArrayOrTensor:
-        """Codes of the buckets that a query reads: `(n_q, n_hashes, n_probes)`."""
+        """The buckets that queries `(n_q, n_features)` read, by codes `(n_q, n_hashes, n_probes)`.
+
+        TypeError or ValueError for queries of another shape, or that are not finite.
+        """
         codes, _ = self.hasher.soft_hash(query, self.n_probes, _SHARPNESS)
         return codes
 

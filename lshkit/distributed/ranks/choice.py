@@ -26,8 +26,10 @@ def impossible(ranks: int, estimator: Estimator, call: Call, where: Sequences) -
         or call.key.requires_grad
         or any(x.requires_grad for x in call.parameters.values())
     )
-    if isinstance(estimator, Colliding) and not (where.is_causal or estimator.exact_up_to):
-        reasons["keys"] = "a window's pairs depend on positions, known under a causal mask alone"
+    if isinstance(estimator, Colliding) and not where.is_causal:
+        if estimator.window and not estimator.exact_up_to:
+            why = "a window's pairs depend on positions, known under a causal mask alone"
+            reasons["keys"] = why
     if not isinstance(estimator, BucketSums):
         reasons["tables"] = f"{estimator!r} compares pairs"
     elif not where.keys.total:

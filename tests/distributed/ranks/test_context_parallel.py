@@ -167,11 +167,15 @@ def test_rules_of_lengths_go_by_the_whole_sequence(ranks):
         for hashes in (8, 32, 40)
         for options in ({}, {"cu_seqlens": STARTS, "is_causal": True})
     ]
-    # All pairs of 203 rows, and of a mean of 33; those that collide of 203.
-    lengths = (COLLIDING, {"cu_seqlens": STARTS}), (COLLIDING, {"is_causal": True})
-    lengths = *lengths, (replace(COLLIDING, exact_up_to=203), {})
-    cases += [{"estimator": e, "exchange": "keys", **options} for e, options in lengths]
-    check(ranks, 4, cases)
+    # All pairs of 203 rows, and of a mean of 33; those that collide of 203, with no window.
+    pairs = [
+        (COLLIDING, {"cu_seqlens": STARTS}),
+        (COLLIDING, {"is_causal": True}),
+        (replace(COLLIDING, exact_up_to=203), {}),
+        (replace(COLLIDING, window=0), {}),
+    ]
+    cases += [{"estimator": e, "exchange": "keys", **options} for e, options in pairs]
+    assert check(ranks, 4, cases) == ["keys"] * len(cases)
 
 
 def test_options_of_the_estimators(ranks):
