@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -29,7 +28,6 @@ from lshkit.kde.arguments import (
     of_unit_size,
     random_of,
 )
-from lshkit.kde.changes import alone
 from lshkit.kde.fitted import FittedEstimator, restored_after_errors
 from lshkit.kde.forgetting import forgetting_of
 from lshkit.kde.geometry import Geometry
@@ -137,6 +135,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     (3,)
     """
 
+    _prefix = "_kde"
     _kde_seed: int
     _kde_rows: list[np.ndarray]
     _kde_weights: list[np.ndarray | None]
@@ -589,17 +588,6 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         lshkit: its header is compared with its size before anything else is read.
         """
         return persistence.load(cls, file)
-
-    def __getstate__(self) -> dict[str, Any]:
-        sketch = vars(self).get("_kde_sketch")
-        with alone(sketch):
-            state = super().__getstate__().copy()
-            if sketch is not None:
-                state["_kde_sketch"] = copy.deepcopy(sketch)
-        if state.get("_kde_method") is not None:
-            state["_kde_method"] = None  # made again, equal, at first use
-        state.pop("_kde_lock", None)
-        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -1,11 +1,15 @@
 """What the estimators share that answer queries by a method or a sketch, their `_method`."""
 
 import contextlib
+import copy
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags
+
+from lshkit.kde.changes import alone
 
 
 @contextlib.contextmanager
@@ -21,6 +25,8 @@ def restored_after_errors(estimator: BaseEstimator) -> Iterator[None]:
 
 
 class FittedEstimator(BaseEstimator):
+    _prefix: ClassVar[str]  # of the names of _sketch, _method and, if there is one, _lock
+
     n_features_in_: int
     n_samples_seen_: int
 
@@ -42,6 +48,19 @@ class FittedEstimator(BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_samples_seen_")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy or pickle, with a sketch of its own, as it is between two changes."""
+        sketch, method, lock = (f"{self._prefix}{x}" for x in ("_sketch", "_method", "_lock"))
+        kept = vars(self).get(sketch)
+        with alone(kept):
+            state = super().__getstate__().copy()
+            if kept is not None:
+                state[sketch] = copy.deepcopy(kept)
+        if state.get(method) is not None:
+            state[method] = None  # made again, equal, at first use
+        state.pop(lock, None)
+        return state
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -27,7 +26,6 @@ from lshkit.kde.arguments import (
     of_unit_size,
     random_of,
 )
-from lshkit.kde.changes import alone
 from lshkit.kde.fitted import FittedEstimator, restored_after_errors
 from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.sampled_means import SampledMeans
@@ -141,6 +139,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     array([0.48])
     """
 
+    _prefix = "_regression"
     _regression_seed: int
     _regression_shape: tuple[int, ...]  # of the targets, but for the rows
     _regression_parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # rows, values, weights
@@ -413,16 +412,6 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         return tuple(results) if return_std else results[0]
 
     # ---- scikit-learn ----
-
-    def __getstate__(self) -> dict[str, Any]:
-        sketch = vars(self).get("_regression_sketch")
-        with alone(sketch):
-            state = super().__getstate__().copy()
-            if sketch is not None:
-                state["_regression_sketch"] = copy.deepcopy(sketch)
-        if state.get("_regression_method") is not None:
-            state["_regression_method"] = None  # made again, equal, at first use
-        return state
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
