@@ -162,7 +162,7 @@ def array(
 
 
 def to_numpy(x: Any, torch: Any) -> np.ndarray:
-    """What `array` gave, as a numpy array: a tensor's own memory.
+    """What `array` gave, as a numpy array: a tensor's own memory, to be read within the call.
 
     Floats that numpy does not have, such as bfloat16, are copied to float32.
     """
@@ -170,7 +170,10 @@ def to_numpy(x: Any, torch: Any) -> np.ndarray:
         return x
     x = x.detach()
     known = not x.is_floating_point() or x.dtype in (torch.float16, torch.float32, torch.float64)
-    return (x if known else x.float()).numpy()
+    x = x if known else x.float()
+    # After numpy() FSDP could not take back the memory of a parameter. Subclasses may have none.
+    plain = type(x) is torch.Tensor and not torch.compiler.is_compiling()
+    return np.from_dlpack(x) if plain else x.numpy()
 
 
 def as_floats(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """YOSO attention as a layer: projections, short convolutions, heads, YOSO-C's convolution."""
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -415,8 +416,10 @@ class YosoAttention(nn.Module):
     def multihead_state_dict(self) -> dict[str, Tensor]:
         """A state_dict for `torch.nn.MultiheadAttention.load_state_dict`: only the projections.
 
-        It omits the seed, the convolution and what `learn` adds. `load_state_dict` of this module
-        accepts a MultiheadAttention's state_dict. ValueError with a head_dim that has none such.
+        It omits the seed, the convolution and what `learn` adds. Weights are those in use, also
+        where they are parametrized or pruned. `load_state_dict` of this module
+        accepts a MultiheadAttention's state_dict. ValueError with a head_dim that has none such, and
+        with quantized weights.
         """
         if self.num_heads * self.head_dim != self.embed_dim:
             raise ValueError(
@@ -425,7 +428,11 @@ class YosoAttention(nn.Module):
             )
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         names += ("in_proj_bias", "out_proj.weight", "out_proj.bias")
-        return {name: x for name, x in self.state_dict().items() if name in names}
+        found = {name: operator.attrgetter(name)(self) for name in names}
+        for name, x in found.items():
+            if callable(x):  # of `torch.ao.nn.quantized`
+                raise ValueError(f"{name} must be a tensor of floats, got a quantized one")
+        return {name: x.detach() for name, x in found.items() if x is not None}
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads, `(..., H, N, head_dim)`, as views where possible."""

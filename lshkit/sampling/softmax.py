@@ -67,7 +67,8 @@ class SampledSoftmaxLoss(nn.Module):
     sparse : bool
         Returns a sparse gradient of the weight, of the classes that took part. Needs an optimizer
         that supports it: SGD, Adagrad, SparseAdam (not for the bias, whose gradient is dense). The
-        cost of a dense gradient is proportional to n_classes.
+        cost of a dense gradient is proportional to n_classes. DistributedDataParallel takes sparse
+        gradients of `nn.Embedding` alone: give the weight of one, which is a module of the model.
     exact_eval : bool
         True: the exact loss over all classes in eval mode. False: the estimate there too.
     ignore_index : int
@@ -193,7 +194,7 @@ class SampledSoftmaxLoss(nn.Module):
         Parameters
         ----------
         hidden : tensor of floats `(..., n_features)`
-            Converted to the type of the weight.
+            Converted to the type of the weight, in which all is computed, under autocast too.
         target : integer tensor `(...)`
             Classes from 0 to n_classes - 1, or `ignore_index`.
 
@@ -206,14 +207,20 @@ class SampledSoftmaxLoss(nn.Module):
         TypeError, ValueError
             Arguments of the wrong type, shape or device, a target out of range.
         NotImplementedError
-            A transform of torch.func while the loss is estimated.
+            A transform of torch.func while the loss is estimated, or vmap over targets.
         """
-        if torch._C._are_functorch_transforms_active() and (self.training or not self.exact_eval):
-            raise NotImplementedError(
-                "SampledSoftmaxLoss has no torch.func transforms (grad, vjp, jvp, vmap) in train "
-                "mode, which finds classes by the values of hidden: use torch.autograd, or eval "
-                "mode with exact_eval=True"
-            )
+        if torch._C._are_functorch_transforms_active():
+            if self.training or not self.exact_eval:
+                raise NotImplementedError(
+                    "SampledSoftmaxLoss has no torch.func transforms (grad, vjp, jvp, vmap) in "
+                    "train mode, which finds classes by the values of hidden: use torch.autograd, "
+                    "or eval mode with exact_eval=True"
+                )
+            if isinstance(target, Tensor) and torch._C._functorch.is_batchedtensor(target):
+                raise NotImplementedError(
+                    "SampledSoftmaxLoss has no vmap over target, whose values are checked: give "
+                    "all rows in one call, with reduction='none' for their losses"
+                )
         hidden, target, counted, shape = self._check(hidden, target)
         if self.exact_eval and not self.training:
             losses = self._exact(hidden, target)
@@ -277,13 +284,11 @@ class SampledSoftmaxLoss(nn.Module):
             raise ValueError(f"target must be {wanted} = {self.ignore_index}, got {got}")
         return hidden, target, counted, shape
 
+    @torch.autocast("cpu", enabled=False)
     def _exact(self, hidden: Tensor, target: Tensor) -> Tensor:
         bias = self.bias
         if bias is not None:  # the gradient of logsumexp is NaN where all are -inf
-            device, dtype = bias.device.type, bias.dtype
-            if torch.is_autocast_enabled(device):
-                dtype = torch.get_autocast_dtype(device)
-            bias = bias.clamp(min=torch.finfo(dtype).min / 2)
+            bias = bias.clamp(min=torch.finfo(bias.dtype).min / 2)
         rows = max(1, min(len(hidden), 1024))
         step = max(1, _CHUNK // rows)
         losses = []

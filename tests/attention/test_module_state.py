@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from cases.attention import tokens  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 from lshkit.attention import (  # noqa: E402
     Expected,
@@ -48,6 +49,26 @@ def test_to_multihead_attention_and_back(sizes, bias, more):
     if not more:
         back.hash_seed.copy_(module.hash_seed)
         assert torch.equal(back(*inputs)[0], module(*inputs)[0])
+
+
+def test_parametrized_and_pruned_weights_to_multihead_attention():
+    module = YosoAttention(24, 3).eval()
+    nn.utils.parametrizations.orthogonal(module, "in_proj_weight")
+    prune.l1_unstructured(module.out_proj, "weight", 0.5)
+    multihead = nn.MultiheadAttention(24, 3)
+    multihead.load_state_dict(module.multihead_state_dict())
+    assert torch.equal(multihead.in_proj_weight, module.in_proj_weight)
+    assert torch.equal(multihead.out_proj.weight, module.out_proj.weight)
+    assert (multihead.out_proj.weight == 0).float().mean() == 0.5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_quantized_weights_are_none_of_multihead_attention():
+    from torch.ao.quantization import quantize_dynamic
+
+    quantized = quantize_dynamic(YosoAttention(24, 3), {nn.Linear})
+    with pytest.raises(ValueError, match="out_proj.weight must be a tensor of floats"):
+        quantized.multihead_state_dict()
 
 
 @pytest.mark.parametrize(("estimator", "learn"), LEARNERS, ids=str)

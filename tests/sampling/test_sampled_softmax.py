@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from lshkit.sampling import SampledSoftmaxLoss  # noqa: E402
+from lshkit.sampling import SampledSoftmaxLoss, log_partition  # noqa: E402
 
 
 def make(n_classes=300, n_features=8, dtype=torch.float64, scale=1.0, **options):
@@ -331,6 +331,32 @@ def test_half_precision_and_autocast():
     assert torch.autograd.grad(half, hidden)[0].dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_exact_loss_is_exact_under_autocast(dtype):
+    """Of confident rows too, whose loss was negative."""
+    loss = make(dtype=torch.float32, bias=True).eval()
+    target = torch.arange(20)
+    hidden = (5 * loss.weight.detach()[target]).requires_grad_()
+    expected = loss(hidden, target)
+    wanted = torch.autograd.grad(expected, (hidden, loss.weight, loss.bias))
+    with torch.autocast("cpu", dtype):
+        again = loss(hidden, target)
+    assert torch.equal(again, expected)
+    for got, grad in zip(
+        torch.autograd.grad(again, (hidden, loss.weight, loss.bias)), wanted, strict=True
+    ):
+        assert torch.equal(got, grad)
+
+
+def test_memory_of_parameters_may_be_taken_back():
+    """As FSDP does between forward and backward."""
+    hidden, target = batch(dtype=torch.float32)
+    loss = make(dtype=torch.float32)
+    loss(hidden, target).backward()
+    log_partition(hidden, loss.weight, seed=0)
+    assert all(x.untyped_storage().resizable() for x in (hidden, loss.weight))
+
+
 def test_weights_turned_to_half_precision_are_refused():
     hidden, target = batch(dtype=torch.float32)
     with pytest.raises(TypeError, match="weight must be of dtype torch.float32 or torch.float64"):
@@ -387,6 +413,8 @@ def test_transforms_of_torch_func():
     for transform in (grad, lambda x: torch.func.vjp(lambda x: loss(x, target), x)):
         with pytest.raises(NotImplementedError, match="in train mode"):
             transform(hidden.detach())
+    with pytest.raises(NotImplementedError, match="no vmap over target"):
+        torch.func.vmap(lambda x, y: loss.eval()(x[None], y[None]))(hidden, target)
 
 
 def test_training_with_sparse_gradients_learns():
