@@ -119,6 +119,41 @@ TEST(every_kernel_equals_plain_loops) {
       }
 }
 
+// Vectors that are nearly equal or opposite: rounding the cosine takes their angle away.
+template <class T>
+void angles_of_nearly_parallel_rows(index_t d, double tolerance) {
+  const double pi = std::acos(-1.0);
+  const std::vector<double> noise = numbers(2 * d, 5);
+  std::vector<double> query(d), away(d);
+  double product = 0;
+  for (index_t c = 0; c < d; ++c) query[c] = 3 + noise[c];
+  unit(query.data(), d);
+  for (index_t c = 0; c < d; ++c) product += noise[d + c] * query[c];
+  for (index_t c = 0; c < d; ++c) away[c] = noise[d + c] - product * query[c];
+  unit(away.data(), d);
+  const std::vector<T> rounded_query(query.begin(), query.end());
+  for (double angle : {0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.5})
+    for (double sign : {1.0, -1.0})
+      for (int n_bits : {1, 8, 64}) {
+        if (sign < 0 && (angle < 1e-3 || n_bits == 64)) continue;  // float rounds the rows too
+        std::vector<double> key(d);
+        for (index_t c = 0; c < d; ++c)
+          key[c] = 7 * sign * (std::cos(angle) * query[c] + std::sin(angle) * away[c]);
+        const KernelSumShape shape{1, 1, d, DensityKernel::angular, n_bits};
+        KernelSum sum;
+        kernel_sums<T>(shape, rounded_query.data(), {key.data(), false, Element::float64}, &sum, 1);
+        const double agreement = sign > 0 ? 1 - angle / pi : angle / pi;
+        CHECK_CLOSE(std::log(sum.total), n_bits * std::log(agreement), 0, tolerance);
+      }
+}
+
+TEST(small_angles_are_those_of_differences) {
+  for (index_t d : {2, 65, 1000}) {
+    angles_of_nearly_parallel_rows<float>(d, 5e-4);
+    angles_of_nearly_parallel_rows<double>(d, 2e-5);  // of float terms, to the 64th power
+  }
+}
+
 // The number of keys within the edge, by differences.
 double within(const double* query, const std::vector<double>& keys, index_t d, const double* widths,
               double edge) {

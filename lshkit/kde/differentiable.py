@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lshkit.kde.geometry import Geometry
 
 BLOCK = 2**21  # numbers in memory for a block of pairs
+ANGLE = 1e-10  # radians, at which the rounding of unit rows turns a gradient by 1e-6
 
 
 def log_mean(estimator: LSHKernelDensity, X: Tensor) -> Tensor:
@@ -97,12 +98,32 @@ def _log_kernel(queries: Tensor, keys: Tensor, geometry: Geometry, direct: bool)
         return _log_radial(_squares(queries, keys, geometry.bandwidth), kernel)
     products = queries @ keys.T
     if kernel == "angular":
-        inside = products.abs() < 1 - 1e-12
-        angle = torch.where(inside, products, 0.0).arccos()
-        angle = torch.where(inside, angle, torch.where(products > 0, 0.0, math.pi))
-        agreement = 1 - angle / math.pi
-        return _log(agreement, agreement > 0) * geometry.n_bits
+        return _log(*_agreements(queries, keys, products)) * geometry.n_bits
     return _log_radial((queries**2).sum(1)[:, None] + (keys**2).sum(1) - 2 * products, kernel)
+
+
+def _agreements(queries: Tensor, keys: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - angle / pi of unit rows, and where it is not 0; constant within ANGLE of 0 and pi.
+
+    1 - |cosine| comes from differences where products lose it, its derivatives from the products.
+    """
+    sign = torch.where(products.detach() < 0, -1.0, 1.0)
+    with torch.no_grad():
+        left = 1 - sign * products
+        pairs = (left < 1e-4).nonzero()
+        for i, j in (some.unbind(1) for some in pairs.split(max(BLOCK // keys.shape[1], 1))):
+            difference = sign[i, j, None] * queries[i] - keys[j]
+            left[i, j] = 0.5 * difference.square().sum(1)
+    left = left - sign * (products - products.detach())
+    apart = left.detach() > 0.5 * ANGLE**2
+    # The angle to equal or opposite rows, over pi.
+    small, fixed = (
+        2 / math.pi * (0.5 * x).sqrt().arcsin()
+        for x in (torch.where(apart, left, 1.0), left.detach())
+    )
+    small = torch.where(apart, small, fixed)
+    agreement = torch.where(sign > 0, 1 - small, small)
+    return agreement, agreement.detach() > 0
 
 
 def _squares(queries: Tensor, keys: Tensor, widths: np.ndarray | None) -> Tensor:

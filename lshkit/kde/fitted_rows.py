@@ -19,7 +19,7 @@ import numpy as np
 from lshkit.buckets import pair_distances
 from lshkit.kde import kernels
 from lshkit.kde.cells import Cells
-from lshkit.kde.geometry import distances_to_end
+from lshkit.kde.geometry import angles_of, distances_to_end
 from lshkit.kde.method import Method
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling
@@ -291,5 +291,5 @@ def _distances(
     else:
         distances = pair_distances(scaled, scaled, indptr, others, p=p)
     if kernel == "angular":
-        return 2 * np.arcsin(np.minimum(np.sqrt(distances) / 2, 1))
+        return angles_of(np.sqrt(distances), lambda i: scaled[rows[i]] + scaled[others[i]])
     return distances if kernel == "laplacian" else np.sqrt(distances)

@@ -64,12 +64,12 @@ class Geometry:
         """
         if self.kernel == "angular":
             return np.full(np.shape(norms), np.sqrt(unit))
-        if self.kernel in ("gaussian", "tophat"):  # of tophat it is decided again what that changes
-            many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
-            return many * unit * norms * norms
         if self.kernel == "laplacian":  # of the rows alone, by Euclidean norms
             return unit * norms
-        return np.sqrt(unit) * norms
+        many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own to squares
+        if self.kernel in ("gaussian", "tophat"):  # of tophat it is decided again what that changes
+            return many * unit * norms * norms
+        return np.sqrt(many * unit) * norms
 
     def _rounding_of_sizes(self, shift: np.ndarray) -> np.ndarray:
         """The root mean square error of L1 distances from adding up their terms in float32.
@@ -219,7 +219,7 @@ class Geometry:
             agreement = np.arccos(np.clip(-cosines, -1, 1)) / np.pi
             opposite, to = np.nonzero(cosines < -1 + 1e-6)  # where the arccosine loses digits
             chords = np.linalg.norm(queries[opposite] + rows[to], axis=1)
-            agreement[opposite, to] = 2 / np.pi * np.arcsin(np.minimum(chords / 2, 1))
+            agreement[opposite, to] = angles_of(chords) / np.pi
             terms = np.ones(cosines.shape) if weights is None else weights[first : first + 1024]
             logs = self.n_bits * np.log(np.maximum(agreement, 1e-300))
             shift = logs.max(axis=1)
@@ -290,6 +290,19 @@ class Geometry:
             options = keys, weights, centre, self.inverse, threads
             sums[members] = self._core_sums(moved, np.float64, *options)
         return Sums.of(sums)
+
+
+def angles_of(chords: np.ndarray, sums: Callable[[Any], np.ndarray] | None = None) -> np.ndarray:
+    """Angles between unit vectors from their distances, which lose them where they are opposite.
+
+    sums: the sums x + y of pairs, by where their distances are, to tell the angles of those.
+    """
+    angles = 2 * np.arcsin(np.minimum(chords / 2, 1))
+    if sums is not None:
+        opposite = np.nonzero(chords > 2 - 1e-7)
+        if len(opposite[0]):
+            angles[opposite] = np.pi - angles_of(np.linalg.norm(sums(opposite), axis=1))
+    return angles
 
 
 def edge_of(bandwidth: np.ndarray) -> tuple[np.ndarray | None, float]:

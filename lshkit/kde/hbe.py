@@ -13,9 +13,10 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from lshkit import checks, hashing
-from lshkit.buckets import HashTables, pair_distances, pair_products
+from lshkit.buckets import HashTables, pair_distances
 from lshkit.hashing.family import HashFamily
 from lshkit.kde.equal_rows import EqualRows
+from lshkit.kde.geometry import angles_of
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, ExactFarQueries, Tuned
 from lshkit.kde.samples import N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import Sums, sums_of_pairs
@@ -226,12 +227,10 @@ class Buckets:
     def distances(self, queries: np.ndarray, indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """Of listed pairs: what the kernel is a function of, the angle for the angular one."""
         queries = queries.astype(self.rows.dtype)
-        if self.kernel == "angular":
-            cosines = pair_products(queries, self.rows, indptr, indices).astype(np.float64)
-            return np.arccos(np.clip(cosines, -1, 1))
         p = 1 if self.kernel == "laplacian" else 2
         distances = pair_distances(queries, self.rows, indptr, indices, p=p).astype(np.float64)
-        return distances if p == 1 else np.sqrt(distances)
+        distances = distances if p == 1 else np.sqrt(distances)
+        return angles_of(distances) if self.kernel == "angular" else distances
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ from lshkit import checks
 from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_n_jobs, core_threads, detached_rows, random_of
-from lshkit.kde.geometry import Geometry, has_zero_row, unit_rows, without_loss
+from lshkit.kde.geometry import Geometry, angles_of, has_zero_row, unit_rows, without_loss
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
 from lshkit.kde.value_sums import distances, log_kernels
@@ -266,7 +266,7 @@ def _median_distance(rows: np.ndarray, kernel: str, rng: np.random.RandomState) 
 
 def _bits_of_median(rows: np.ndarray, rng: np.random.RandomState) -> int:
     """The width at which the kernel of the median angle is nearest to 1/e."""
-    angle = np.median(2 * np.arcsin(np.minimum(pdist(_some(rows, rng)) / 2, 1)))
+    angle = np.median(angles_of(pdist(_some(rows, rng))))
     kernels = np.maximum(1 - angle / np.pi, 0) ** np.arange(1, SKETCH_BITS + 1)
     return 1 + int(np.argmin(np.abs(kernels - np.exp(-1))))
 

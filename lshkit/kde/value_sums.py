@@ -12,7 +12,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from lshkit.kde import kernels
-from lshkit.kde.geometry import DOUBLE_ROUNDING, Geometry, distances_to_end
+from lshkit.kde.geometry import DOUBLE_ROUNDING, Geometry, angles_of, distances_to_end
 from lshkit.kde.sums import EXACT, Sums
 from lshkit.kde.training import Training
 
@@ -170,7 +170,9 @@ def distances(
 ) -> np.ndarray:
     """What the kernel is a function of, between all queries and rows scaled up to the width."""
     r = cdist(queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean") / width
-    return 2 * np.arcsin(np.minimum(r / 2, 1)) if geometry.kernel == "angular" else r
+    if geometry.kernel == "angular":
+        return angles_of(r, lambda pairs: queries[pairs[0]] + rows[pairs[1]])
+    return r
 
 
 def log_kernels(geometry: Geometry, r: np.ndarray) -> np.ndarray:

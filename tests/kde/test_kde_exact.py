@@ -456,10 +456,38 @@ def test_log_kernels_of_the_laplacian_are_within_1e_6(d, distance):
     assert np.sqrt(np.mean(errors**2)) < 1.2e-6 and np.abs(errors).max() < 4e-6
 
 
-@pytest.mark.parametrize("angle", [1e-3, 1e-6, 1e-9, 0.0])
-def test_angular_queries_nearly_opposite_to_all_rows(angle):
-    density = LSHKernelDensity("angular", rtol=0, normalize=False, n_bits=8).fit([[1.0, 0, 0]])
-    log = density.score_samples([[-np.cos(angle), np.sin(angle), 0]])[0]
+@pytest.mark.parametrize("n_bits", [1, 2, 8])
+@pytest.mark.parametrize("angle", [1e-3, 1e-6, 1e-7, 1e-9, 0.0])
+def test_angular_queries_nearly_opposite_to_all_rows(angle, n_bits):
+    density = LSHKernelDensity("angular", rtol=0, normalize=False, n_bits=n_bits)
+    log = density.fit([[1.0, 0, 0]]).score_samples([[-np.cos(angle), np.sin(angle), 0]])[0]
     with np.errstate(divide="ignore"):
-        wanted = 8 * np.log(angle / np.pi)
-    assert log == wanted if angle == 0 else np.isclose(log, wanted, rtol=0, atol=1e-5)
+        wanted = n_bits * np.log(angle / np.pi)
+    assert log == wanted if angle == 0 else np.isclose(log, wanted, rtol=1e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("algorithm", [name for name in METHODS if name != "bucket_sum"])
+@pytest.mark.parametrize("n_features", [3, 65, 1000])
+def test_angular_kernels_of_nearly_parallel_rows(n_features, algorithm, sign):
+    """Whose cosines float32 rounds by up to their distance from 1: errors were up to 0.04."""
+    rng = np.random.default_rng(0)
+    X = 1e4 + rng.normal(size=(3000, n_features))
+    X[100:200] = X[:100]  # and equal rows, of which float32 makes an angle of 1e-3
+    queries = 1e4 + rng.normal(size=(20, n_features))
+    queries[:10] = 3 * X[:10]
+    if sign < 0:  # 1e-2 of the rows decide
+        X[30:] *= -1
+    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, X)]
+    logs = []
+    for q in units[0]:
+        apart, together = (np.linalg.norm(q + s * units[1], axis=1) for s in (-1, 1))
+        with np.errstate(divide="ignore"):
+            logs.append(64 * np.log(2 / np.pi * np.arctan2(together, apart)))
+    wanted = logsumexp(logs, axis=1) - np.log(len(X))
+    density = LSHKernelDensity(
+        "angular", n_bits=64, algorithm=algorithm, normalize=False, random_state=0
+    )
+    got, std = density.fit(X).score_samples(queries, return_std=True)
+    rounding = 2e-6 if algorithm == "brute" else 1e-4
+    assert (np.abs(got - wanted) < 4 * std + rounding).all()

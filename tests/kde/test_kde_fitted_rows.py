@@ -167,3 +167,10 @@ def test_exact_of_rows_in_two_far_places(kernel, far):
     np.fill_diagonal(logs, -np.inf)
     wanted = np.logaddexp.reduce(logs, axis=1) - np.log(149)
     assert np.allclose(of_rows(density), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-7, 1e-10])
+def test_rows_nearly_opposite_to_all_others(angle):
+    rows = [[-1.0, 0.0], [-2.0, 0.0], [np.cos(angle), np.sin(angle)]]
+    density = LSHKernelDensity("angular", n_bits=8, algorithm="brute", normalize=False).fit(rows)
+    assert of_rows(density)[2] == pytest.approx(8 * np.log(angle / np.pi), rel=1e-6)

@@ -453,3 +453,20 @@ def test_stated_errors_are_no_larger_than_kernels(seed):
     mean, std = density.kernel_mean(X[:200], return_std=True)
     assert np.allclose(mean, weights[:200] / weights.sum(), rtol=1e-6)
     assert std.max() <= 1
+
+
+@pytest.mark.parametrize("n_features", [16, 1000])
+def test_exponential_kernels_of_near_rows_with_many_features(n_features):
+    """Each adds its own rounding to squared distances, whose roots these are."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(40, n_features))
+    centres *= 3.9 / np.linalg.norm(centres, axis=1, keepdims=True)
+
+    def near(which):
+        return centres[which] + 0.003 / np.sqrt(n_features) * rng.normal(size=(len(which), 1))
+
+    rows, queries = near(rng.integers(40, size=3000)), near(np.arange(40))
+    density = LSHKernelDensity("exponential", algorithm="random", normalize=False, random_state=0)
+    got, std = density.set_params(rtol=0.02).fit(rows).score_samples(queries, return_std=True)
+    off = np.abs(got - log_mean("exponential", queries, rows))
+    assert (off < 4 * std + 1e-3).all()

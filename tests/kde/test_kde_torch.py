@@ -118,6 +118,33 @@ def test_angular_gradients_of_rows_of_any_norm(scale):
     assert torch.allclose(scale * scaled, plain, atol=1e-12)
 
 
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("angle", [1e-2, 1e-4, 1e-6, 1e-8])
+def test_angular_gradients_at_small_angles(angle, side):
+    """The angle's are unit vectors, and the score's 8 over the agreement, at any angle."""
+    density = LSHKernelDensity("angular", n_bits=8, rtol=0, normalize=False).fit([[side, 0.0]])
+    query = [[np.cos(angle), np.sin(angle)]]
+    x = torch.tensor(query, dtype=torch.float64, requires_grad=True)
+    score = density.score_samples(x)
+    agreement = 1 - angle / np.pi if side > 0 else angle / np.pi
+    torch.testing.assert_close(score.item(), 8 * np.log(agreement), rtol=1e-7, atol=1e-8)
+    (gradient,) = torch.autograd.grad(score, x, create_graph=True)
+    away = side * torch.tensor([[np.sin(angle), -np.cos(angle)]])
+    wanted = 8 / (np.pi * agreement) * away
+    torch.testing.assert_close(gradient.detach(), wanted, rtol=1e-6, atol=1e-7 * wanted.abs().max())
+    (second,) = torch.autograd.grad((gradient * away).sum(), x)
+    along = (second * away).sum().item()  # of log(1 - t / pi) and of log(t / pi), by t twice
+    assert np.isclose(along, -8 / (np.pi * agreement) ** 2, rtol=1e-4, atol=1e-3)
+
+
+def test_angular_gradients_of_equal_and_opposite_rows_are_zero():
+    density = LSHKernelDensity("angular", n_bits=8, rtol=0, normalize=False)
+    density.fit([[1.0, 0.3], [-1.0, -0.3]])
+    x = torch.tensor([[2.0, 0.6], [-2.0, -0.6]], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(density.score_samples(x).sum(), x, create_graph=True)
+    assert not gradient.any() and not torch.autograd.grad(gradient.sum(), x)[0].any()
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", "exponential", "linear"])
 def test_gradients_far_from_the_centre(kernel):
     rows = np.r_[ROWS - 1e8, ROWS + 1e8]

@@ -75,6 +75,15 @@ LSHKIT_NOINLINE void convert_block(const KernelSumPass<T>& p, index_t first, T* 
   }
 }
 
+// The rounding of a sum grows with what has been added: sums of sizes, and of cosines, of which
+// angles are roots, are made of the sums of so many features.
+constexpr index_t kSizesAtOnce = 32, kProductsAtOnce = 64;
+LSHKIT_INLINE index_t features_at_once(const KernelSumShape& shape) {
+  return shape.kernel == DensityKernel::laplacian ? kSizesAtOnce
+         : shape.kernel == DensityKernel::angular ? kProductsAtOnce
+                                                  : shape.n_features;
+}
+
 // The keys [first, first + count) with keys in lanes; unit vectors for the angular kernel.
 template <class T>
 LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_t count,
@@ -103,13 +112,18 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
   }
   const bool products = !angular && p.shape.kernel != DensityKernel::laplacian;
   Vec<T> square[kTileColumns] = {};
+  const index_t some = features_at_once(p.shape);
   if (products || angular)
-    for (index_t c = 0; c < d; ++c)  // as the keys lie in memory
-      LSHKIT_UNROLL
-  for (int i = 0; i < kTileColumns; ++i) {
-    const Vec<T> v = load(panel.values + c * panel.stride + i * n);
-    square[i] += v * v;
-  }
+    for (index_t begin = 0; begin < d; begin += some) {
+      Vec<T> part[kTileColumns] = {};
+      for (index_t c = begin; c < smaller(begin + some, d); ++c)  // as the keys lie in memory
+        LSHKIT_UNROLL
+      for (int i = 0; i < kTileColumns; ++i) {
+        const Vec<T> v = load(panel.values + c * panel.stride + i * n);
+        part[i] += v * v;
+      }
+      for (int i = 0; i < kTileColumns; ++i) square[i] += part[i];
+    }
   if (angular)
     for (int i = 0; i < kTileColumns; ++i) {
       const Vec<T> norm = root(square[i]);
@@ -132,7 +146,6 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
   }
 }
 
-constexpr index_t kSizesAtOnce = 32;
 // tile(q, j) = sum over the features of the product, or of the absolute difference, of query first
 // + q and key j. Queries past the last repeat it.
 template <class T, bool Products, int Queries>
@@ -143,8 +156,7 @@ LSHKIT_NOINLINE void multiply(const KernelSumPass<T>& p, index_t first, const Pa
   LSHKIT_UNROLL
   for (int q = 0; q < Queries; ++q)
     row[q] = p.queries + smaller(first + q, p.shape.n_queries - 1) * d;
-  // The rounding of a sum of sizes grows with what has been added: of so many at a time.
-  const index_t some = Products ? d : kSizesAtOnce;
+  const index_t some = features_at_once(p.shape);
   for (index_t begin = 0; begin < d; begin += some) {
     Vec<T> sum[Queries][kTileColumns] = {};
     for (index_t c = begin; c < smaller(begin + some, d); ++c) {

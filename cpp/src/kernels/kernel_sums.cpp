@@ -5,7 +5,8 @@
 // instructions a register of pairs.
 //
 // Where a kernel ends is not for a rounded product to say: of pairs near the end the rows as given
-// are subtracted (see `margin`).
+// are subtracted (see `margin`). Nor is a small angle: unit vectors that are nearly equal or
+// opposite are subtracted (see `NearlyParallel`).
 #include "kernel_sums.hpp"
 
 #include "collision_probability.hpp"
@@ -67,6 +68,23 @@ LSHKIT_INLINE Vec<double> least_of(Vec<double> a, Vec<double> b) { return _mm256
 LSHKIT_INLINE Vec<float> least_of(Vec<float> a, Vec<float> b) { return select(a < b, a, b); }
 LSHKIT_INLINE Vec<double> least_of(Vec<double> a, Vec<double> b) { return select(a < b, a, b); }
 #endif
+
+// The angular kernel: 1 - |cosine| below which its error, of the product, changes a log kernel by
+// more than kLog. The error is that of cosines of up to 4,000 features, also of equal ones.
+template <class T>
+struct NearlyParallel {
+  static constexpr double kLog = sizeof(T) == 4 ? 2e-4 : 1e-7;
+  T equal, opposite, either;  // vectors
+
+  explicit NearlyParallel(const KernelSumShape& shape) {
+    const double error = (5 + double(shape.n_features) / 256) * kRoundoff<T>;
+    const double change = shape.n_bits * error / kLog, angle = change / kPi;
+    const double least = 4 * error;
+    equal = T(least > angle * angle / 2 ? least : angle * angle / 2);
+    opposite = T(least > change / 2 ? least : change / 2);
+    either = equal > opposite ? equal : opposite;
+  }
+};
 
 template <class T>
 struct Row {  // one query against the panel
@@ -243,9 +261,32 @@ struct Row {  // one query against the panel
     return beyond;
   }
 
+  // The complements of a register of cosines x, those that are below the bounds as half the squared
+  // distances of the unit keys from the query, or from its opposite.
+  LSHKIT_NOINLINE Vec<T> complement_by_difference(int i, Vec<T> x, Vec<T> complement,
+                                                  NearlyParallel<T> near) const {
+    const Vec<T> bound = select(x < T(0), broadcast(near.opposite), broadcast(near.equal));
+    if (!any_below<T>(complement - bound, 0)) return complement;
+    const Vec<T> sign = select(x < T(0), broadcast(T(-1)), broadcast(T(1)));
+    const index_t d = p.shape.n_features;
+    const T* q = p.queries + query * d;
+    const T* key = panel.values + i * n;
+    Vec<T> sum{};
+    for (index_t begin = 0; begin < d; begin += kProductsAtOnce) {
+      Vec<T> part{};
+      for (index_t c = begin; c < smaller(begin + kProductsAtOnce, d); ++c) {
+        const Vec<T> difference = q[c] * sign - load(key + c * panel.stride);
+        part += difference * difference;
+      }
+      sum += part;
+    }
+    return select(complement < bound, sum * T(0.5), complement);
+  }
+
   // The angle of unit vectors over pi, from their product; nothing cancels at either end, as the
   // distance of the product from 1 is taken before it is rounded to float.
-  LSHKIT_INLINE void angles(const T* tile, int i, Vec<float>* agreement) const {
+  LSHKIT_INLINE void angles(const T* tile, int i, NearlyParallel<T> near,
+                            Vec<float>* agreement) const {
     Vec<T> positive[kPerFloats<T>], complement[kPerFloats<T>], sign[kPerFloats<T>];
     LSHKIT_UNROLL
     for (int k = 0; k < kPerFloats<T>; ++k) {
@@ -253,17 +294,19 @@ struct Row {  // one query against the panel
       positive[k] = select(x < T(0), -x, x);
       complement[k] = T(1) - positive[k];
       sign[k] = x;
+      if (any_below<T>(complement[k], near.either))
+        complement[k] = complement_by_difference(i + k, x, complement[k], near);
     }
     const Vec<float> t = arccos(to_floats(positive), to_floats(complement)) * float(1 / kPi);
     *agreement = select(to_floats(sign) < 0.0f, t, 1.0f - t);
   }
 
   // The angular kernel: shift 0.
-  LSHKIT_INLINE void add_angular(const T* tile) const {
+  LSHKIT_INLINE void add_angular(const T* tile, NearlyParallel<T> near) const {
     Vec<float> total{}, squares{};
     for (int i = 0; i < kVectors; i += kPerFloats<T>) {
       Vec<float> agreement;
-      angles(tile, i, &agreement);
+      angles(tile, i, near, &agreement);
       const Vec<float> weight = load(panel.weights + i / kPerFloats<T> * m);
       const Vec<float> term = power<float>(agreement, p.shape.n_bits) * weight;
       total += term;
@@ -279,6 +322,7 @@ void run(const KernelSumPass<T>& p) {
   const DensityKernel kernel = p.shape.kernel;
   T error = error_of_products<T>(p.shape.n_features);
   if (kernel != DensityKernel::tophat) error *= T(1 / kRelative);
+  const NearlyParallel<T> near(p.shape);
   index_t beyond = p.shape.n_queries;  // that had no key of the panel before within the edge
   for (index_t first = 0; first < p.shape.n_keys; first += kPanel<T>) {
     const bool may_end =
@@ -298,7 +342,7 @@ void run(const KernelSumPass<T>& p) {
         if (kernel <= DensityKernel::laplacian)
           row.add_exponentials(tile);
         else if (kernel == DensityKernel::angular)
-          row.add_angular(tile);
+          row.add_angular(tile, near);
         else
           beyond += row.add_compact(tile, error, may_end);
       }
