@@ -417,9 +417,9 @@ class YosoAttention(nn.Module):
         """A state_dict for `torch.nn.MultiheadAttention.load_state_dict`: only the projections.
 
         It omits the seed, the convolution and what `learn` adds. Weights are those in use, also
-        where they are parametrized or pruned. `load_state_dict` of this module
-        accepts a MultiheadAttention's state_dict. ValueError with a head_dim that has none such, and
-        with quantized weights.
+        where they are parametrized or pruned. `load_state_dict` of this module accepts a
+        MultiheadAttention's state_dict. ValueError with a head_dim that has none such, and with
+        quantized weights.
         """
         if self.num_heads * self.head_dim != self.embed_dim:
             raise ValueError(
