@@ -172,8 +172,8 @@ def to_numpy(x: Any, torch: Any) -> np.ndarray:
     known = not x.is_floating_point() or x.dtype in (torch.float16, torch.float32, torch.float64)
     x = x if known else x.float()
     # After numpy() FSDP could not take back the memory of a parameter. Subclasses may have none.
-    plain = type(x) is torch.Tensor and not torch.compiler.is_compiling()
-    return np.from_dlpack(x) if plain else x.numpy()
+    shared = x.is_floating_point() and type(x) is torch.Tensor and not x._is_zerotensor()
+    return np.from_dlpack(x) if shared and not torch.compiler.is_compiling() else x.numpy()
 
 
 def as_floats(x: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """YOSO attention as a layer: projections, short convolutions, heads, YOSO-C's convolution."""
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -416,10 +415,10 @@ class YosoAttention(nn.Module):
     def multihead_state_dict(self) -> dict[str, Tensor]:
         """A state_dict for `torch.nn.MultiheadAttention.load_state_dict`: only the projections.
 
-        It omits the seed, the convolution and what `learn` adds. Weights are those in use, also
-        where they are parametrized or pruned. `load_state_dict` of this module accepts a
-        MultiheadAttention's state_dict. ValueError with a head_dim that has none such, and with
-        quantized weights.
+        It omits the seed, the convolution and what `learn` adds; of parametrized weights it has the
+        values. `load_state_dict` of this module accepts a MultiheadAttention's state_dict.
+        ValueError with a head_dim that has none such, and where a weight is neither a parameter nor
+        parametrized, as after pruning (before `prune.remove`) or in a quantized layer.
         """
         if self.num_heads * self.head_dim != self.embed_dim:
             raise ValueError(
@@ -428,11 +427,15 @@ class YosoAttention(nn.Module):
             )
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         names += ("in_proj_bias", "out_proj.weight", "out_proj.bias")
-        found = {name: operator.attrgetter(name)(self) for name in names}
-        for name, x in found.items():
-            if callable(x):  # of `torch.ao.nn.quantized`
-                raise ValueError(f"{name} must be a tensor of floats, got a quantized one")
-        return {name: x.detach() for name, x in found.items() if x is not None}
+        found = {}
+        for name in names:
+            module, own = (self, name) if "." not in name else (self.out_proj, name[9:])
+            x = getattr(module, own, "missing")  # of a layer around the projection
+            if not (x is None or isinstance(x, nn.Parameter) or is_parametrized(module, own)):
+                raise ValueError(f"{name} must be a parameter, or have a parametrization")
+            if x is not None:
+                found[name] = x.detach()
+        return found
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads, `(..., H, N, head_dim)`, as views where possible."""

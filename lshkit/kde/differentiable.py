@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lshkit.kde.geometry import Geometry
 
 BLOCK = 2**21  # numbers in memory for a block of pairs
+NEAR = 1e-7  # 1 - |cosine|, below which the rounding of the cosine counts
 ANGLE = 1e-10  # radians, at which the rounding of unit rows turns a gradient by 1e-6
 
 
@@ -103,27 +104,33 @@ def _log_kernel(queries: Tensor, keys: Tensor, geometry: Geometry, direct: bool)
 
 
 def _agreements(queries: Tensor, keys: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """1 - angle / pi of unit rows, and where it is not 0; constant within ANGLE of 0 and pi.
-
-    1 - |cosine| comes from differences where products lose it, its derivatives from the products.
-    """
+    """1 - angle / pi of unit rows, and where it is not 0; constant within ANGLE of 0 and pi."""
     sign = torch.where(products.detach() < 0, -1.0, 1.0)
-    with torch.no_grad():
-        left = 1 - sign * products
-        pairs = (left < 1e-4).nonzero()
-        for i, j in (some.unbind(1) for some in pairs.split(max(BLOCK // keys.shape[1], 1))):
-            difference = sign[i, j, None] * queries[i] - keys[j]
-            left[i, j] = 0.5 * difference.square().sum(1)
-    left = left - sign * (products - products.detach())
-    apart = left.detach() > 0.5 * ANGLE**2
-    # The angle to equal or opposite rows, over pi.
-    small, fixed = (
-        2 / math.pi * (0.5 * x).sqrt().arcsin()
-        for x in (torch.where(apart, left, 1.0), left.detach())
-    )
-    small = torch.where(apart, small, fixed)
+    left = 1 - sign * products
+    near = left.detach() < NEAR
+    if near.any():
+        left = left + _lost(queries.detach(), keys, sign, left.detach(), near)
+        apart = left.detach() > 0.5 * ANGLE**2
+        fixed = _over_pi(left.detach().clamp_min(0))
+        small = torch.where(apart, _over_pi(torch.where(apart, left, 1.0)), fixed)
+    else:
+        small = _over_pi(left)
     agreement = torch.where(sign > 0, 1 - small, small)
     return agreement, agreement.detach() > 0
+
+
+def _over_pi(left: Tensor) -> Tensor:
+    """The angle over pi from 1 - cosine."""
+    return 2 / math.pi * (0.5 * left).sqrt().arcsin()
+
+
+def _lost(queries: Tensor, keys: Tensor, sign: Tensor, left: Tensor, near: Tensor) -> Tensor:
+    """What 1 - |cosine| lacks of half the squared difference of near unit rows; 0 of others."""
+    lost, pairs = torch.zeros_like(left), near.nonzero()
+    for i, j in (some.unbind(1) for some in pairs.split(max(BLOCK // keys.shape[1], 1))):
+        difference = sign[i, j, None] * queries[i] - keys[j]
+        lost[i, j] = 0.5 * difference.square().sum(1) - left[i, j]
+    return lost
 
 
 def _squares(queries: Tensor, keys: Tensor, widths: np.ndarray | None) -> Tensor:

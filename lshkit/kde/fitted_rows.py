@@ -291,5 +291,7 @@ def _distances(
     else:
         distances = pair_distances(scaled, scaled, indptr, others, p=p)
     if kernel == "angular":
-        return angles_of(np.sqrt(distances), lambda i: scaled[rows[i]] + scaled[others[i]])
+        return angles_of(
+            np.sqrt(distances), lambda: np.sqrt(pair_distances(-scaled, scaled, indptr, others))
+        )
     return distances if kernel == "laplacian" else np.sqrt(distances)

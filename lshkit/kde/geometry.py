@@ -292,16 +292,15 @@ class Geometry:
         return Sums.of(sums)
 
 
-def angles_of(chords: np.ndarray, sums: Callable[[Any], np.ndarray] | None = None) -> np.ndarray:
-    """Angles between unit vectors from their distances, which lose them where they are opposite.
+def angles_of(chords: np.ndarray, others: Callable[[], np.ndarray] | None = None) -> np.ndarray:
+    """Angles between unit vectors x and y from their distances.
 
-    sums: the sums x + y of pairs, by where their distances are, to tell the angles of those.
+    others: the distances of -x and y, which have the angles of opposite vectors: they lose them.
     """
     angles = 2 * np.arcsin(np.minimum(chords / 2, 1))
-    if sums is not None:
-        opposite = np.nonzero(chords > 2 - 1e-7)
-        if len(opposite[0]):
-            angles[opposite] = np.pi - angles_of(np.linalg.norm(sums(opposite), axis=1))
+    opposite = chords > 2 - 1e-7
+    if others is not None and opposite.any():
+        angles[opposite] = np.pi - angles_of(others()[opposite])
     return angles
 
 

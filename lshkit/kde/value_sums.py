@@ -171,7 +171,7 @@ def distances(
     """What the kernel is a function of, between all queries and rows scaled up to the width."""
     r = cdist(queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean") / width
     if geometry.kernel == "angular":
-        return angles_of(r, lambda pairs: queries[pairs[0]] + rows[pairs[1]])
+        return angles_of(r, lambda: cdist(-queries, rows))
     return r
 
 

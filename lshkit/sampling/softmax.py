@@ -216,7 +216,7 @@ class SampledSoftmaxLoss(nn.Module):
                     "train mode, which finds classes by the values of hidden: use torch.autograd, "
                     "or eval mode with exact_eval=True"
                 )
-            if isinstance(target, Tensor) and torch._C._functorch.is_batchedtensor(target):
+            if isinstance(target, Tensor) and _is_batched(target):
                 raise NotImplementedError(
                     "SampledSoftmaxLoss has no vmap over target, whose values are checked: give "
                     "all rows in one call, with reduction='none' for their losses"
@@ -457,6 +457,16 @@ def _grad_of_rows(weight: Tensor, classes: Tensor, values: Tensor, sparse: bool)
     return torch.sparse_coo_tensor(
         classes[None], values, weight.shape, is_coalesced=True, check_invariants=False
     )
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Whether vmap maps the tensor, perhaps within grad."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def _seed() -> int:

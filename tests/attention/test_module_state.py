@@ -51,24 +51,33 @@ def test_to_multihead_attention_and_back(sizes, bias, more):
         assert torch.equal(back(*inputs)[0], module(*inputs)[0])
 
 
-def test_parametrized_and_pruned_weights_to_multihead_attention():
+def test_parametrized_weights_to_multihead_attention():
     module = YosoAttention(24, 3).eval()
     nn.utils.parametrizations.orthogonal(module, "in_proj_weight")
-    prune.l1_unstructured(module.out_proj, "weight", 0.5)
+    nn.utils.parametrizations.weight_norm(module.out_proj, "weight")
     multihead = nn.MultiheadAttention(24, 3)
     multihead.load_state_dict(module.multihead_state_dict())
     assert torch.equal(multihead.in_proj_weight, module.in_proj_weight)
     assert torch.equal(multihead.out_proj.weight, module.out_proj.weight)
-    assert (multihead.out_proj.weight == 0).float().mean() == 0.5
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_quantized_weights_are_none_of_multihead_attention():
-    from torch.ao.quantization import quantize_dynamic
-
-    quantized = quantize_dynamic(YosoAttention(24, 3), {nn.Linear})
-    with pytest.raises(ValueError, match="out_proj.weight must be a tensor of floats"):
-        quantized.multihead_state_dict()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("change", ["prune", "quantize", "weight_norm"])
+def test_weights_that_are_made_anew_are_none_of_multihead_attention(change):
+    """Between changes and the next forward they are older than what they are made of."""
+    module = YosoAttention(24, 3)
+    if change == "prune":
+        prune.l1_unstructured(module.out_proj, "weight", 0.5)
+    elif change == "quantize":
+        module = torch.ao.quantization.quantize_dynamic(module, {nn.Linear})
+    else:
+        nn.utils.weight_norm(module.out_proj, "weight")
+    with pytest.raises(ValueError, match="out_proj.weight must be a parameter, or have"):
+        module.multihead_state_dict()
+    if change == "prune":
+        prune.remove(module.out_proj, "weight")
+        weights = module.multihead_state_dict()
+        assert (weights["out_proj.weight"] == 0).float().mean() == 0.5
 
 
 @pytest.mark.parametrize(("estimator", "learn"), LEARNERS, ids=str)

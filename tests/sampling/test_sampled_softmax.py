@@ -415,6 +415,11 @@ def test_transforms_of_torch_func():
             transform(hidden.detach())
     with pytest.raises(NotImplementedError, match="no vmap over target"):
         torch.func.vmap(lambda x, y: loss.eval()(x[None], y[None]))(hidden, target)
+    with pytest.raises(NotImplementedError, match="no vmap over target"):
+        each = torch.func.grad(lambda x, y: loss(x[None], y[None]))
+        torch.func.vmap(each)(hidden.detach(), target)
+    alone = torch.func.vmap(torch.func.grad(lambda x: loss(x[None], target[:1])))
+    torch.testing.assert_close(alone(hidden.detach()[:1])[0], 20 * wanted[0])
 
 
 def test_training_with_sparse_gradients_learns():

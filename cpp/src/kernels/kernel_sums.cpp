@@ -271,15 +271,18 @@ struct Row {  // one query against the panel
     const index_t d = p.shape.n_features;
     const T* q = p.queries + query * d;
     const T* key = panel.values + i * n;
-    Vec<T> sum{};
-    for (index_t begin = 0; begin < d; begin += kProductsAtOnce) {
-      Vec<T> part{};
-      for (index_t c = begin; c < smaller(begin + kProductsAtOnce, d); ++c) {
-        const Vec<T> difference = q[c] * sign - load(key + c * panel.stride);
-        part += difference * difference;
-      }
-      sum += part;
+    Vec<T> part[4] = {};  // features one after another would each wait for the one before
+    index_t c = 0;
+    for (; c + 4 <= d; c += 4) LSHKIT_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const Vec<T> difference = q[c + k] * sign - load(key + (c + k) * panel.stride);
+      part[k] += difference * difference;
     }
+    for (; c < d; ++c) {
+      const Vec<T> difference = q[c] * sign - load(key + c * panel.stride);
+      part[0] += difference * difference;
+    }
+    const Vec<T> sum = (part[0] + part[1]) + (part[2] + part[3]);
     return select(complement < bound, sum * T(0.5), complement);
   }
 

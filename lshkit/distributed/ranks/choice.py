@@ -26,10 +26,9 @@ def impossible(ranks: int, estimator: Estimator, call: Call, where: Sequences) -
         or call.key.requires_grad
         or any(x.requires_grad for x in call.parameters.values())
     )
-    if isinstance(estimator, Colliding) and not where.is_causal:
-        if estimator.window and not estimator.exact_up_to:
-            why = "a window's pairs depend on positions, known under a causal mask alone"
-            reasons["keys"] = why
+    window = isinstance(estimator, Colliding) and estimator.window and not estimator.exact_up_to
+    if window and not where.is_causal:
+        reasons["keys"] = "a window's pairs depend on positions, known under a causal mask alone"
     if not isinstance(estimator, BucketSums):
         reasons["tables"] = f"{estimator!r} compares pairs"
     elif not where.keys.total:
