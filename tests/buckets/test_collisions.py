@@ -165,7 +165,7 @@ CODES = np.zeros((4, 3), np.uint8)
         ((CODES[:, :0], CODES[:, :0]), {}, ValueError, "query_codes must have shape (n, n_hashes)"),
         ((CODES, CODES[:, :2]), {}, ValueError, "key_codes must have the 3 hashes"),
         ((CODES.astype(float), CODES), {}, TypeError, "query_codes must hold integer codes"),
-        ((CODES, CODES - np.int64(1)), {}, ValueError, "key_codes must be >= 0, got -1"),
+        ((CODES, CODES.astype(np.int64) - 1), {}, ValueError, "key_codes must be >= 0, got -1"),
         ((CODES, CODES), {"causal": 1}, TypeError, "causal must be a bool"),
         ((CODES, CODES), {"key_mask": np.ones(3, bool)}, ValueError, "key_mask must have shape"),
         ((CODES, CODES), {"key_mask": np.ones(4)}, TypeError, "key_mask must hold booleans"),

@@ -233,7 +233,7 @@ def test_memory_is_linear_in_rows_and_hashes():
 
 
 CODES = np.zeros((4, 3), np.uint8)
-ABOVE, BELOW = CODES + np.int64(300), CODES - np.int64(1)
+ABOVE, BELOW = CODES.astype(np.int64) + 300, CODES.astype(np.int64) - 1
 
 
 @pytest.mark.parametrize(

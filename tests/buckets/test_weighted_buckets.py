@@ -12,8 +12,8 @@ from lshkit.buckets import bucket_sum
 
 def assert_close(got, arrays, weights, **options):
     expected = reference.bucket_sum(*arrays, **weights, **options)
-    sizes = {k: None if w is None else np.abs(np.float64(w)) for k, w in weights.items()}
-    size = reference.bucket_sum(*arrays[:2], np.abs(np.float64(arrays[2])), **sizes, **options)
+    sizes = {k: None if w is None else np.abs(w.astype(np.float64)) for k, w in weights.items()}
+    size = reference.bucket_sum(*arrays[:2], np.abs(arrays[2].astype(np.float64)), **sizes, **options)
     assert got.shape == expected.shape
     assert (np.abs(got - expected) <= 2 * ROUNDING[got.dtype.type] * size).all()
 
@@ -64,7 +64,7 @@ def test_long_rows_run_by_run():
     arrays, weights = weighted_case(70000, 70000, 1, 64, 3, (2, 2))
     for causal in (False, True):
         got = bucket_sum(*arrays, 64, causal=causal, **weights)
-        query, key, values = (np.float64(x) for x in arrays)
+        query, key, values = (x.astype(np.float64) for x in arrays)
         table = np.zeros((64, 3))
         rows = [0, 1, 35000, 69999]
         for i in rows:
