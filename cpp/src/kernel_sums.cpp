@@ -30,10 +30,10 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
   }
   std::vector<T> norms(shape.n_queries);
   for (index_t i = 0; i < shape.n_queries; ++i) {
-    T sum = 0;
+    double sum = 0;
     const T* q = queries + i * shape.n_features;
-    for (index_t c = 0; c < shape.n_features; ++c) sum += q[c] * q[c];
-    norms[i] = sum / 2;
+    for (index_t c = 0; c < shape.n_features; ++c) sum += double(q[c]) * double(q[c]);
+    norms[i] = T(sum / 2);
   }
   std::vector<double> given;
   if (shape.kernel >= DensityKernel::tophat && !edge.queries) {

@@ -491,3 +491,17 @@ def test_angular_kernels_of_nearly_parallel_rows(n_features, algorithm, sign):
     got, std = density.fit(X).score_samples(queries, return_std=True)
     rounding = 2e-6 if algorithm == "brute" else 1e-4
     assert (np.abs(got - wanted) < 4 * std + rounding).all()
+
+
+def test_small_features_beside_a_large_one():
+    """Each is rounded the same way where it is added to what is large: 4,000 made 2e-5."""
+    rng = np.random.default_rng(0)
+    rows, noise = np.zeros((100, 4000)), rng.normal(size=(40, 4000))
+    rows[np.arange(100), rng.integers(50, size=100)] = 1
+    queries = rows[:40] + 0.01 * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    off = brute("gaussian", normalize=False).fit(rows).score_samples(queries)
+    assert np.abs(off - log_mean("gaussian", queries, rows)).max() < 1e-6
+    query = np.full((1, 20_000), 5e-8)
+    query[0, :16] = 1
+    density = brute("laplacian", query.sum(), normalize=False).fit(np.zeros((1, 20_000)))
+    assert abs(density.score_samples(query)[0] + 1) < 4e-6

@@ -75,13 +75,12 @@ LSHKIT_NOINLINE void convert_block(const KernelSumPass<T>& p, index_t first, T* 
   }
 }
 
-// The rounding of a sum grows with what has been added: sums of sizes, and of cosines, of which
-// angles are roots, are made of the sums of so many features.
-constexpr index_t kSizesAtOnce = 32, kProductsAtOnce = 64;
+// How many features are added up before their sum goes to that of the others: small terms beside a
+// large one are rounded alike, and a sum of d in a row would be off by d such roundings.
 LSHKIT_INLINE index_t features_at_once(const KernelSumShape& shape) {
-  return shape.kernel == DensityKernel::laplacian ? kSizesAtOnce
-         : shape.kernel == DensityKernel::angular ? kProductsAtOnce
-                                                  : shape.n_features;
+  index_t some = shape.kernel == DensityKernel::laplacian ? 32 : 64;
+  while (some * some < shape.n_features) some *= 2;
+  return some;
 }
 
 // The keys [first, first + count) with keys in lanes; unit vectors for the angular kernel.
