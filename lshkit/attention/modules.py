@@ -425,17 +425,17 @@ class YosoAttention(nn.Module):
                 f"head_dim must be embed_dim / num_heads for MultiheadAttention: {self.head_dim} "
                 f"for {self.embed_dim} / {self.num_heads}"
             )
-        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-        names += ("in_proj_bias", "out_proj.weight", "out_proj.bias")
-        found = {}
-        for name in names:
-            module, own = (self, name) if "." not in name else (self.out_proj, name[9:])
-            x = getattr(module, own, "missing")  # of a layer around the projection
+        names = "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"
+        places: dict[str, tuple[nn.Module, str]] = {name: (self, name) for name in names}
+        places |= {f"out_proj.{name}": (self.out_proj, name) for name in ("weight", "bias")}
+        weights: dict[str, Tensor] = {}
+        for name, (module, own) in places.items():
+            x: Any = getattr(module, own, "none")  # of a layer around the projection
             if not (x is None or isinstance(x, nn.Parameter) or is_parametrized(module, own)):
                 raise ValueError(f"{name} must be a parameter, or have a parametrization")
             if x is not None:
-                found[name] = x.detach()
-        return found
+                weights[name] = x.detach()
+        return weights
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads, `(..., H, N, head_dim)`, as views where possible."""

@@ -13,7 +13,9 @@ from lshkit.buckets import bucket_sum
 def assert_close(got, arrays, weights, **options):
     expected = reference.bucket_sum(*arrays, **weights, **options)
     sizes = {k: None if w is None else np.abs(w.astype(np.float64)) for k, w in weights.items()}
-    size = reference.bucket_sum(*arrays[:2], np.abs(arrays[2].astype(np.float64)), **sizes, **options)
+    size = reference.bucket_sum(
+        *arrays[:2], np.abs(arrays[2].astype(np.float64)), **sizes, **options
+    )
     assert got.shape == expected.shape
     assert (np.abs(got - expected) <= 2 * ROUNDING[got.dtype.type] * size).all()
 
