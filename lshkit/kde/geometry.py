@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from lshkit import _C
 from lshkit.kde import kernels
@@ -217,10 +218,10 @@ class Geometry:
             rows = rows if scaled else unit_rows(rows)
             cosines = queries @ rows.T
             agreement = np.arccos(np.clip(-cosines, -1, 1)) / np.pi
-            opposite, to = np.nonzero(cosines < -1 + 1e-6)  # where the arccosine loses digits
-            chords = np.linalg.norm(queries[opposite] + rows[to], axis=1)
-            agreement[opposite, to] = angles_of(chords) / np.pi
-            terms = np.ones(cosines.shape) if weights is None else weights[first : first + 1024]
+            opposite = cosines < -1 + 1e-6  # where the arccosine loses digits
+            if opposite.any():
+                agreement[opposite] = angles_of(cdist(-queries, rows)[opposite]) / np.pi
+            terms = np.ones(agreement.shape) if weights is None else weights[first : first + 1024]
             logs = self.n_bits * np.log(np.maximum(agreement, 1e-300))
             shift = logs.max(axis=1)
             terms = np.where(agreement > 0, terms * np.exp(logs - shift[:, None]), 0)

@@ -10,7 +10,6 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 from lshkit import checks, hashing
 from lshkit.buckets import HashTables, pair_distances
@@ -21,6 +20,7 @@ from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, ExactFa
 from lshkit.kde.samples import N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import Sums, sums_of_pairs
 from lshkit.kde.training import PermutedRows
+from lshkit.kde.value_sums import distances
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -164,17 +164,12 @@ def typical_distance(pilot: Pilot, equal: EqualRows) -> float:
     queries = pilot.queries[:16]
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 20_000], np.float64)
     geometry = pilot.training.geometry
-    if geometry.kernel == "angular":
-        distances = np.arccos(np.clip(queries @ rows.T, -1, 1))
-    else:
-        distances = cdist(
-            queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean"
-        )
+    r = distances(geometry, queries, rows)
     of_rows = equal.of_row[pilot.n_pilot : pilot.n_pilot + len(rows)]
     apart = of_rows != equal.nearest(queries, 1, pilot.threads)
-    logs = np.where(apart, geometry.log_kernel(distances), -np.inf)
+    logs = np.where(apart, geometry.log_kernel(r), -np.inf)
     weights = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
-    means = (weights * distances).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-300)
+    means = (weights * r).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-300)
     return float(min(np.median(means), MOST_DISTANCE))
 
 

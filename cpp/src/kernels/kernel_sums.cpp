@@ -74,7 +74,7 @@ LSHKIT_INLINE Vec<double> least_of(Vec<double> a, Vec<double> b) { return select
 template <class T>
 struct NearlyParallel {
   static constexpr double kLog = sizeof(T) == 4 ? 2e-4 : 1e-7;
-  T equal, opposite, either;  // vectors
+  T equal, opposite, either;  // for nearly equal and nearly opposite vectors; the larger
 
   explicit NearlyParallel(const KernelSumShape& shape) {
     const double error = (5 + double(shape.n_features) / 256) * kRoundoff<T>;
