@@ -54,7 +54,7 @@ def check_seed(seed: int | Tensor | None, inputs_device: torch.device) -> None:
 
 def check_softmax_arguments(function: str, dropout_p: float, scale: float | None = None) -> None:
     """Of scaled_dot_product_attention's arguments those that only softmax attention has."""
-    numeric = isinstance(dropout_p, (int, float, numbers.Real)) and not isinstance(dropout_p, bool)
+    numeric = isinstance(dropout_p, numbers.Real) and not isinstance(dropout_p, bool)
     if not numeric or dropout_p != 0:
         raise ValueError(
             f"dropout_p must be 0, got {dropout_p!r}: {function} forms no attention weights that "

@@ -121,9 +121,8 @@ class YosoState:
         self.device = _checked_device(device)
         seed = seed_tensor(seed)
         self.seed = int(seed)
-        self._seen: dict[
-            str, Any
-        ] = {}  # of a module's numbers on a GPU: those that have been compared
+        # Of a module's numbers on a GPU: those that have been compared.
+        self._seen: dict[str, Any] = {}
         seed = seed_tensor(seed, self.device)
         given = {name: x.detach().to(CPU, copy=True) for name, x in parameters.items()}
         sizes = self.num_key_heads, self.head_dim

@@ -405,13 +405,6 @@ def test_padding_in_one_bucket_needs_no_wider_numbers():
     assert (out != wanted.half()).float().mean() > 0.05  # what float32 would be
 
 
-def test_gradient_of_the_values_by_two_threads():
-    x, grad = gradient_rows("random", 1000, torch.bfloat16)
-    _, *codes = run(x, x, x)
-    one, two = (values_backward(grad, x, x, x, *codes, threads=n)[0] for n in (1, 2))
-    assert torch.equal(one, two)
-
-
 @pytest.mark.parametrize("n_bits", [8, 12])
 def test_gradient_of_60000_equal_rows_in_one_bucket(n_bits):
     # More than 16-bit integers or bfloat16 could count.

@@ -1,5 +1,7 @@
 """YosoAttention's causal forward, step by step."""
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,7 +15,17 @@ from lshkit.attention.estimators import estimator_of  # noqa: E402
 
 @torch.no_grad()
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", [{}, {"conv_window": 1}, {"conv_window": 5}, {"short_conv": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"conv_window": 1},
+        {"conv_window": 5, "short_conv": 1},
+        {"short_conv": 4},
+        {"short_conv": 4, "conv_window": 3, "estimator": Soft(n_bits=5, n_probes=(2, 4))},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
 def test_module(normalize, options, masked):
     options = {"estimator": SAMPLED, "normalize": normalize} | options
@@ -25,7 +37,7 @@ def test_module(normalize, options, masked):
         ignored = torch.zeros(2, 40, dtype=torch.bool)
         ignored[0, :7] = True
     expected, _ = module(x, x, x, key_padding_mask=ignored, is_causal=True)
-    for sizes in ([1] * 40, [20, 1, 2, 17], [0, 40]):
+    for sizes in ([1] * 40, [20, 1, 0, 2, 17], [0, 40]):
         state = module.new_state(2)
         torch.testing.assert_close(decoded(module, state, x, sizes, ignored), expected)
         assert state.length.tolist() == ([33, 40] if masked else [40, 40])
@@ -74,9 +86,12 @@ def test_module_without_a_batch():
 
 @torch.no_grad()
 def test_module_and_state_must_match():
-    module = YosoAttention(24, 3).eval()
-    x = tokens(1)
+    module_of = partial(YosoAttention, 24, short_conv=4)
+    module = module_of(3).eval()
+    x, before = tokens(1), tokens(8)
     state = module.new_state(2)
+    module(before, before, before, is_causal=True, state=state)
+    before = state.state_dict()
 
     def error(kind, match, module=module, state=state, x=x, is_causal=True):
         with pytest.raises(kind, match=match):
@@ -84,22 +99,23 @@ def test_module_and_state_must_match():
 
     error(TypeError, "state must be a YosoState or SoftmaxCache", state=3)
     error(ValueError, "is_causal must be True", is_causal=False)
-    error(ValueError, "state must have the module's seed", YosoAttention(24, 3).eval())
-    error(ValueError, "module's num_heads=2", YosoAttention(24, 2, seed=state.seed).eval())
-    fewer = YosoAttention(24, 3, n_hashes_eval=8).eval()
+    error(ValueError, "state must have the module's seed", module_of(3).eval())
+    error(ValueError, "module's num_heads=2", module_of(2, seed=state.seed).eval())
+    fewer = module_of(3, n_hashes_eval=8).eval()
     error(ValueError, r"module's estimator=Sampled\(n_bits=12, n_hashes=8,", fewer)
-    module.eval_estimator, before = Soft(), module.eval_estimator
+    module.eval_estimator, own = Soft(), module.eval_estimator
     error(ValueError, r"module's estimator=Soft\(")
-    module.eval_estimator = before
-    error(ValueError, "module's conv_window=3", YosoAttention(24, 3, conv_window=3).eval())
+    module.eval_estimator = own
+    error(ValueError, "module's conv_window=3", module_of(3, conv_window=3).eval())
     error(ValueError, "query must be \\(2, ", x=tokens(1, batch=3))
     error(ValueError, "training", module.train())
-    expected = YosoAttention(24, 3, estimator=EXPECTED)
+    expected = module_of(3, estimator=EXPECTED)
     with pytest.raises(ValueError, match="estimator must be"):
         expected.new_state(2)
     module.eval()
     with torch.enable_grad(), pytest.raises(RuntimeError, match="no autograd through a state"):
         module(x, x, x, is_causal=True, state=state)
+    assert all(torch.equal(x, before[name]) for name, x in state.state_dict().items())
 
 
 @torch.no_grad()

@@ -289,6 +289,3 @@ def test_the_core_checks_what_it_is_given():
     ]:
         with pytest.raises((TypeError, ValueError), match=match):
             decode(**arguments)
-
-
-# --- The module -----------------------------------------------------------------------------------

@@ -167,29 +167,6 @@ def test_all_buckets_need_no_selection(n_bits, n_q, n_k, is_causal, normalize):
     compare(got, expected)
 
 
-@pytest.mark.parametrize("normalize", NORMALIZE)
-def test_equals_the_reference(normalize):
-    inputs = attention_inputs(12, 15, 20, 9, batch=2, heads=2)
-    mask = padding_mask(2, 15)
-    parameters = parameters_of(1, 2, 20, 4, 3, "hadamard")
-    beta = np.array([1.3, 2.2])
-
-    estimator = Soft(n_bits=4, n_hashes=3, n_probes=(4, 2))
-    ours = attention_of(mask, estimator=estimator, normalize=normalize, seed=1)
-    tensors = inputs.query, inputs.key, inputs.value, torch.from_numpy(beta)
-    got = run(ours, [x.clone().requires_grad_() for x in tensors], inputs.grad_out)
-    arrays = [x.double().numpy() for x in (inputs.query, inputs.key, inputs.value)]
-    hasher = parameters.numpy(), "hadamard", 4, 3
-    options = {"key_mask": mask[:, None].numpy(), "normalize": normalize}
-    sharpness = (4, 2), beta[:, None, None, None]
-    out = reference.soft_attention_forward(*arrays, hasher, *sharpness, **options)
-    *grads, grad_sharpness = reference.soft_attention_backward(
-        *arrays, hasher, inputs.grad_out.double().numpy(), *sharpness, **options
-    )
-    expected = [torch.from_numpy(x) for x in (out, *grads, grad_sharpness.sum(0))]
-    compare(got, expected)
-
-
 @pytest.mark.parametrize("n_bits", [8, 12])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_probe_is_the_sampled_estimator(is_causal, n_bits):
@@ -386,7 +363,7 @@ def test_errors_name_the_argument():
             Soft(n_bits=3, n_probes=wrong)
     with pytest.raises(TypeError, match="n_probes must be"):
         Soft(n_probes=2.5)
-    for wrong in (0, -1.0, float("nan"), float("inf")):
+    for wrong in (0, -1.0, float("nan"), float("inf"), 1e60):
         with pytest.raises(ValueError, match="sharpness must be a finite number > 0"):
             Soft(sharpness=wrong)
     with pytest.raises(TypeError, match="sharpness must be"):

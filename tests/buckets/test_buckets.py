@@ -310,29 +310,6 @@ def test_torch_in_torch_out(dtype, n_buckets, masked, causal):
     np.testing.assert_allclose(got.double().numpy(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_torch_gradient_is_the_transposed_sum(causal):
-    torch = pytest.importorskip("torch")
-    query_codes, key_codes, values = random_case(17, 33, 5, 16, 7, (2,), dtype=np.float64)
-    mask = np.random.default_rng(1).random((2, 33)) < 0.7
-    grad_out = np.random.default_rng(2).standard_normal((2, 17, 7))
-    values = torch.from_numpy(values).requires_grad_()
-    out = bucket_sum(
-        torch.from_numpy(query_codes).long(),
-        torch.from_numpy(key_codes),
-        values,
-        16,
-        causal=causal,
-        key_mask=torch.from_numpy(mask),
-    )
-    out.backward(torch.from_numpy(grad_out))
-    weights = reference.collision_counts(query_codes, key_codes) / 5
-    weights = weights * reference.visible(17, 33, causal, mask)
-    np.testing.assert_allclose(
-        values.grad.numpy(), np.swapaxes(weights, -1, -2) @ grad_out, atol=1e-12
-    )
-
-
 def test_torch_shapes():
     torch = pytest.importorskip("torch")
     for leading, n_q, n_k, d_v in (

@@ -48,6 +48,38 @@ def tokens(n=11, size=24, batch=2, seed=0):
     return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(seed))
 
 
+def module_by_hand(module, query, key, value, hidden=(None, None), is_causal=False):
+    """YosoAttention: projections, convolutions, heads, attention and output, each written out.
+
+    hidden: positions of queries, which a short convolution leaves out, and of keys and values.
+    """
+    if module.in_proj_weight is None:
+        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    else:
+        weights = module.in_proj_weight.chunk(3)
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    heads = []
+    for i, x in enumerate((query, key, value)):
+        y = F.linear(x, weights[i], biases[i])
+        if module.short_conv is not None:
+            if hidden[i > 0] is not None:
+                y = y.masked_fill(hidden[i > 0][..., None], 0)
+            kernels = module.short_conv_weight.flatten(0, 1).chunk(3)[i][:, None]
+            y = F.conv1d(F.pad(y.mT, (kernels.shape[-1] - 1, 0)), kernels, groups=len(kernels)).mT
+        heads.append(y.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2))
+    mask = None if hidden[1] is None else ~hidden[1]
+    options = {"estimator": module.eval_estimator, "seed": module.hash_seed}
+    out = yoso_attention(*heads, mask, is_causal=is_causal, **options)
+    if module.conv is not None:
+        kept = heads[2] if mask is None else heads[2] * mask[:, None, :, None]
+        window, n = module.conv_window, kept.shape[2]
+        before = window - 1 if is_causal else window // 2
+        kept = F.pad(kept, (0, 0, before, window - 1 - before))
+        kernel = module.conv.weight[:, 0, :, 0]  # (heads, window)
+        out = out + sum(kernel[:, i, None, None] * kept[:, :, i : i + n] for i in range(window))
+    return module.out_proj(out.transpose(1, 2).flatten(2))
+
+
 def leaves_of(*tensors):
     """Copies that require a gradient."""
     return [x.detach().clone().requires_grad_() for x in tensors]

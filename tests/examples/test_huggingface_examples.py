@@ -38,11 +38,6 @@ def test_models_end_in_tables_and_a_picture(tmp_path):
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
 
 
-def test_bad_options(refusal):
-    needs_example_packages()
-    assert "--hidden must be a multiple of 64" in refusal(EXAMPLE, "--hidden", 100)
-
-
 def test_long_document_ends_in_a_table_and_a_picture(tmp_path):
     needs_example_packages()
     picture, script = tmp_path / "document.png", ROOT / "python_examples" / "long_document.py"

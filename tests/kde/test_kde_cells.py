@@ -57,13 +57,6 @@ def test_sums_are_those_of_the_rows_in_the_cells(kernel, weighted):
         np.testing.assert_allclose(some.log(), few.log(), atol=2e-3)
 
 
-def test_same_cells_at_any_number_of_threads():
-    one, queries = cells_of()
-    two, _ = cells_of(threads=2)
-    assert np.array_equal(one.order, two.order) and np.array_equal(one.blocks, two.blocks)
-    assert np.array_equal(one.nearest(queries, 7, 1), two.nearest(queries, 7, 2))
-
-
 def test_memory_counts_the_weights_too():
     weighted, _ = cells_of()
     uniform, _ = cells_of(weighted=False)

@@ -18,7 +18,7 @@ from cases.attention import (  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from lshkit import hash_functions, reference, torch_ops  # noqa: E402
+from lshkit import hash_functions, torch_ops  # noqa: E402
 from lshkit.attention import Colliding, Soft, yoso_attention  # noqa: E402
 
 OPS = torch.ops.lshkit
@@ -127,23 +127,6 @@ def test_attention_returns_the_codes_of_hash():
     _, *codes, _ = OPS.yoso_attention(*inputs, None, None, None, parameters, 1, 8, 32, False, 2, 0)
     for x, returned in zip(inputs, codes, strict=False):
         assert torch.equal(returned, codes_of(x, 7))
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("order", [0, 1])
-def test_bucket_sum_equals_reference(order, masked):
-    values = attention_inputs(13, dtype=torch.float64).value
-    query_codes, key_codes = random_codes(3), random_codes(3, rows=13, seed=1)
-    mask = padding_mask(2, 13) if masked else None
-    out = OPS.bucket_sum(query_codes, key_codes, values, 8, order, mask)
-    expected = reference.bucket_sum(
-        query_codes.numpy(),
-        key_codes.numpy(),
-        values.numpy(),
-        causal=order == 1,
-        key_mask=mask[:, None].numpy() if masked else None,
-    )
-    torch.testing.assert_close(out, torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("masked", [False, True])
