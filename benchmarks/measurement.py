@@ -1,7 +1,5 @@
 """Times and memory of attention, and tables of them, for the sections of speed/attention."""
 
-import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -9,14 +7,13 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import lshkit
-from benchmarks import write_json
 from lshkit import _C
 
 HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
@@ -82,6 +79,30 @@ def of_pass(attention, name, tensors, grad_out=None):
 # --- Time ---------------------------------------------------------------------------------------
 
 
+def in_turns(calls, goes_on, most=1):
+    """Smallest seconds of each named call. They alternate, so that noise meets all of them.
+
+    A round follows while goes_on(rounds, elapsed). From the second one on, a call that takes less
+    than the slowest one runs up to `most` times in it.
+    """
+    best = dict.fromkeys(calls, float("inf"))
+    start, rounds = time.perf_counter(), 0
+    while goes_on(rounds, time.perf_counter() - start):
+        slowest = max(best.values())
+        for name, call in calls.items():
+            for _ in range(min(most, int(slowest / best[name])) if rounds else 1):
+                begin = time.perf_counter()
+                call()
+                best[name] = min(best[name], time.perf_counter() - begin)
+        rounds += 1
+    return best
+
+
+def best_in_turns(calls, seconds, rounds=2, most=1):
+    """The same for some seconds, and for `rounds` at least."""
+    return in_turns(calls, lambda done, elapsed: done < rounds or elapsed < seconds, most)
+
+
 @dataclass
 class Stopwatch:
     """Smallest seconds of calls, and those of softmax attention at lengths that take it long."""
@@ -94,23 +115,12 @@ class Stopwatch:
     _once: dict = field(default_factory=dict)
 
     def in_turns(self, calls):
-        """Smallest seconds of each call. The calls alternate, so that noise meets all of them."""
-        best = dict.fromkeys(calls, float("inf"))
-        start = time.perf_counter()
-        rounds = elapsed = 0
-        while (rounds < self.repeats and (rounds < 2 or elapsed < LONG_ROUNDS)) or (
-            rounds < ENOUGH_ROUNDS and elapsed < self.seconds
-        ):
-            slowest = max(best.values())
-            for name, call in calls.items():
-                times = 1 if rounds == 0 else min(FASTER_CALLS, int(slowest / best[name]))
-                for _ in range(times):
-                    begin = time.perf_counter()
-                    call()
-                    best[name] = min(best[name], time.perf_counter() - begin)
-            rounds += 1
-            elapsed = time.perf_counter() - start
-        return best
+        def goes_on(rounds, elapsed):
+            return (rounds < self.repeats and (rounds < 2 or elapsed < LONG_ROUNDS)) or (
+                rounds < ENOUGH_ROUNDS and elapsed < self.seconds
+            )
+
+        return in_turns(calls, goes_on, FASTER_CALLS)
 
     def against_softmax(self, length, name, calls):
         """Seconds of the calls, and of that pass of softmax attention under "softmax"."""
@@ -189,19 +199,6 @@ def in_new_process(name, length, threads):
 # --- Tables, in Markdown ------------------------------------------------------------------------
 
 
-def best_in_turns(calls, seconds, rounds=2):
-    """Smallest seconds of each named call, in turns for some seconds and `rounds` at least."""
-    best = dict.fromkeys(calls, float("inf"))
-    start, done = time.perf_counter(), 0
-    while done < rounds or time.perf_counter() - start < seconds:
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            best[name] = min(best[name], time.perf_counter() - begin)
-        done += 1
-    return best
-
-
 def table(title, header, rows):
     """Columns of words to the left, of numbers to the right."""
     rows = [[str(cell) for cell in row] for row in (header, *rows)]
@@ -262,13 +259,3 @@ def machine():
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-
-
-@contextlib.contextmanager
-def updated(path: pathlib.Path, load: Callable[[pathlib.Path], dict]) -> Iterator[dict]:
-    """The results in a file, which replace it in the end: by one process at a time, and whole."""
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        results = load(path)
-        yield results
-        write_json(path, results)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks import RESULTS
-from benchmarks.measurement import figure, table
+from benchmarks.measurement import best_in_turns, figure, table
 from benchmarks.sections import parser_of, run
 from lshkit.buckets import HashTables
 from lshkit.hashing import FastHadamard
@@ -33,18 +33,6 @@ DATA = {
 }
 
 
-def in_turns(calls, rounds, times=1):
-    """Smallest seconds of each call; all but the first run so many times in a round."""
-    best = dict.fromkeys(calls, np.inf)
-    for _ in range(rounds):
-        for k, (name, call) in enumerate(calls.items()):
-            for _ in range(times if k else 1):
-                begin = time.perf_counter()
-                call()
-                best[name] = min(best[name], time.perf_counter() - begin)
-    return best
-
-
 def directions(rng, n):
     x = rng.standard_normal((n, FEATURES), np.float32)
     return x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -64,7 +52,7 @@ def tables(args):
         "LSHSampler.fit and tables": lambda: LSHSampler(hasher).fit(x).tables,
         "tables, weighted": lambda: HashTables(codes, weights=np.ones(n)),
     }
-    best = in_turns(calls, 3)
+    best = best_in_turns(calls, 0, 3)
     return {
         "rows": n,
         "n_hashes": m,
@@ -86,14 +74,12 @@ def draws(args):
     uniform, weighted = HashTables(codes), HashTables(codes, weights=rng.random(n))
     sampler = LSHSampler(hasher).fit(x)
     sampler.tables  # noqa: B018  builds them
-    best = in_turns(
-        {
-            "uniform": lambda: uniform.draw(query_codes, seed=0),
-            "weighted": lambda: weighted.draw(query_codes, seed=0),
-            "LSHSampler.sample, hashing and probabilities": lambda: sampler.sample(queries, m),
-        },
-        10,
-    )
+    calls = {
+        "uniform": lambda: uniform.draw(query_codes, seed=0),
+        "weighted": lambda: weighted.draw(query_codes, seed=0),
+        "LSHSampler.sample, hashing and probabilities": lambda: sampler.sample(queries, m),
+    }
+    best = best_in_turns(calls, 0, 10)
     each = {name: 1e9 * seconds / (n_q * m) for name, seconds in best.items()}
     return {"rows": n, "n_hashes": m, "queries": n_q, "nanoseconds a query and table": each}
 
@@ -182,7 +168,7 @@ def normaliser_of(noise, scale, n_probes, args):
         estimates.append(log_partition(queries, classes, sampler=sampler, seed=seed))
 
     calls = {"exact": lambda: log_exact(queries, classes), "log_partition": estimate}
-    best = in_turns(calls, 2 if args.quick else 5, times=3)
+    best = best_in_turns(calls, 0, 2 if args.quick else 5, most=3)
     values, errors = np.array(estimates).swapaxes(0, 1)
     relative = np.expm1(values - exact)
     sample = np.random.default_rng(0).choice(len(classes), min(8192, len(classes)))
@@ -234,7 +220,8 @@ def step_of(n, batch, rounds):
         losses[name].append(value.item())
 
     step("sampled")  # builds the tables
-    best = in_turns({"full": lambda: step("full"), "sampled": lambda: step("sampled")}, rounds)
+    calls = {"full": lambda: step("full"), "sampled": lambda: step("sampled")}
+    best = best_in_turns(calls, 0, rounds)
     return {
         "milliseconds": {name: 1e3 * seconds for name, seconds in best.items()},
         "faster": best["full"] / best["sampled"],

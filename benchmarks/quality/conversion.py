@@ -13,7 +13,6 @@ start at will, also in several processes, of a seed each.
 
 import argparse
 import copy
-import json
 import pathlib
 import time
 
@@ -26,9 +25,9 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
 from benchmarks.encoder import Encoder, Trainer, evaluate
-from benchmarks.measurement import cpu_model, machine, updated
+from benchmarks.measurement import cpu_model, machine
+from benchmarks.quality.runs import Runs, add_names, find, markdown, mean_and_spread, parsed
 from benchmarks.quality.tasks import MaskedWords
-from benchmarks.quality.tasks.report import markdown, mean_and_spread
 from lshkit.attention import Colliding, Estimator, Expected, Sampled, Soft
 
 DIM, LAYERS, HEADS, BATCH = 128, 4, 4, 16
@@ -55,6 +54,7 @@ METHODS = {
     "YOSO, 12 bits, sum": replaced(hard(12)),
     "YOSO, 12 bits, l2": replaced(hard(12), "l2"),
 }
+ORDER = {"method": METHODS, "seed": ()}
 
 
 # --- Runs -----------------------------------------------------------------------------------------
@@ -117,28 +117,14 @@ def described(task: MaskedWords, steps: int, after: tuple) -> dict:
     }
 
 
-def load(path: pathlib.Path) -> dict:
-    if path.exists():
-        return json.loads(path.read_text())
-    return {"machine": machine(), "setting": None, "runs": []}
-
-
-def runs_of(results: dict, method: str) -> list[dict]:
-    return [run for run in results["runs"] if run["method"] == method]
-
-
-def missing(results: dict, methods: list[str], seed: int) -> list[str]:
-    return [m for m in methods if not any(run["seed"] == seed for run in runs_of(results, m))]
-
-
 def table(results: dict) -> str:
     """Loss by further steps, and how far it ends behind softmax that was trained on, by seed."""
     after = [str(n) for n in results["setting"]["after"]]
-    end = {run["seed"]: run["after"][after[-1]]["loss"] for run in runs_of(results, "softmax")}
+    end = {run["seed"]: run["after"][after[-1]]["loss"] for run in find(results, method="softmax")}
     header = ["attention", *(f"{n} steps" for n in after), "behind softmax", "seeds"]
     rows = []
     for method in METHODS:
-        if not (own := runs_of(results, method)):
+        if not (own := find(results, method=method)):
             continue
         losses = [mean_and_spread([run["after"][n]["loss"] for run in own], 3) for n in after]
         behind = [
@@ -153,7 +139,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.6))
     axes.spines[["top", "right"]].set_visible(False)
     for i, method in enumerate(METHODS):
-        if not (own := runs_of(results, method)):
+        if not (own := find(results, method=method)):
             continue
         after = results["setting"]["after"]
         means = [sum(r["after"][str(n)]["loss"] for r in own) / len(own) for n in after]
@@ -175,17 +161,13 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    names = dict(choices=METHODS, default=list(METHODS), metavar="NAME", help="; ".join(METHODS))
-    add("--methods", nargs="+", **names)
+    add_names(parser, "--methods", METHODS)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--quick", action="store_true", help="a few steps: a test, no result")
     add("--tables", action="store_true", help="report the file, train nothing")
     add("--json", type=pathlib.Path, default=RESULTS / "conversion.json")
     add("--picture", type=pathlib.Path, default=IMAGES / "quality_conversion.png")
-    args = parser.parse_args()
-    if args.quick and args.json == parser.get_default("json"):
-        parser.error("--quick needs its own --json: its runs are no results")
-    return args
+    return parsed(parser)
 
 
 def main() -> None:
@@ -195,24 +177,18 @@ def main() -> None:
     if args.quick:
         steps, after, length = QUICK_STEPS, QUICK_AFTER, QUICK_LENGTH
     task = MaskedWords(length=length)
-    setting = described(task, steps, after)
-    if load(args.json)["setting"] not in (None, setting):
-        raise SystemExit(f"--json: the runs in {args.json} have another setting")
-    order = {name: i for i, name in enumerate(METHODS)}
+    runs = Runs(args.json, ORDER, {"machine": machine(), "setting": None})
+    given = {("setting",): described(task, steps, after)}
+    runs.check(given)
     for seed in () if args.tables else args.seeds:
-        wanted = missing(load(args.json), args.methods, seed)
+        wanted = [method for method in args.methods if not runs.has(method=method, seed=seed)]
         weights = trained(task, seed, steps) if wanted else {}
         for method in wanted:
             run = converted(task, weights, method, seed, after)
             run |= {"date": time.strftime("%Y-%m-%d %H:%M"), "cpu": cpu_model()}
-            with updated(args.json, load) as results:
-                if not missing(results, [method], seed):
-                    continue  # another process was as fast
-                results["setting"] = setting
-                runs = [*results["runs"], run]
-                results["runs"] = sorted(runs, key=lambda r: (order[r["method"]], r["seed"]))
+            runs.add(run, given)
             print(f"{method}, seed {seed}: loss {run['after'][str(after[-1])]['loss']:.3f}")
-    results = load(args.json)
+    results = runs.load()
     print(table(results))
     draw(results, args.picture)
 

@@ -15,6 +15,7 @@ import torch
 
 import lshkit
 from benchmarks import RESULTS, write_json
+from benchmarks.quality.runs import markdown
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention
 
 D, N_HASHES = 64, 32
@@ -103,19 +104,19 @@ def measure(rows, n, n_bits, rows_of_table, sets):
     return results
 
 
-def markdown(results):
-    lines = [
-        "| gradient | " + " | ".join(f"{d}: bias | deviation | along" for d in results) + " |",
-        "|---|" + "---|" * 3 * len(results),
-    ]
+def table_of(results):
+    header = ["gradient"]
+    for data in results:
+        header += [f"{data}: bias", "deviation", "along"]
+    rows = []
     for name in next(iter(results.values())):
-        cells = [
-            f"{data[name][number]:.2f}" if number in data[name] else ""
+        found = [
+            data[name].get(number)
             for data in results.values()
             for number in ("bias", "deviation", "scale")
         ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([name, *("" if x is None else f"{x:.2f}" for x in found)])
+    return markdown(header, rows)
 
 
 def main():
@@ -146,7 +147,7 @@ def main():
     }
     write_json(options.json, report)
     for table, (n, n_bits, _) in TABLES.items():
-        print(f"\n{table}: n = {n}, n_bits {n_bits}\n\n{markdown(results[table])}")
+        print(f"\n{table}: n = {n}, n_bits {n_bits}\n\n{table_of(results[table])}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ written to --json as soon as it is done, and one that is there is not made again
 """
 
 import argparse
-import json
 import pathlib
 import time
 from typing import NamedTuple
@@ -25,9 +24,9 @@ from tqdm import tqdm
 
 from benchmarks import RESULTS, positive
 from benchmarks.encoder import Batch, Encoder, Trainer, evaluate
-from benchmarks.measurement import cpu_model, machine, updated
+from benchmarks.measurement import cpu_model, machine
+from benchmarks.quality.runs import Runs, add_names, find, markdown, mean_and_spread, parsed
 from benchmarks.quality.tasks import Recall
-from benchmarks.quality.tasks.report import markdown, mean_and_spread
 from lshkit.attention import Expected, Sampled, Soft
 
 DIM, LAYERS, HEADS, CONV_WIDTH = 64, 2, 2, 4
@@ -79,6 +78,7 @@ METHODS = {
     "YOSO, 8 bits, then 12": yoso(hard(8)),
     "YOSO, 12 bits, short by expectation": yoso(Sampled(n_bits=12)),
 }
+ORDER = {"method": METHODS, "lr": (), "seed": ()}
 LAST = {"YOSO, 8 bits, then 12": hard(12)}  # estimators of the last stage, where they differ
 
 
@@ -209,23 +209,9 @@ def described(steps: int) -> dict:
     }
 
 
-def load(path: pathlib.Path) -> dict:
-    if path.exists():
-        return json.loads(path.read_text())
-    return {"machine": machine(), "setting": None, "runs": []}
-
-
-def runs_of(results: dict, method: str, lr: float | None = None) -> list[dict]:
-    return [r for r in results["runs"] if r["method"] == method and lr in (None, r["lr"])]
-
-
-def is_done(results: dict, method: str, lr: float, seed: int) -> bool:
-    return any(run["seed"] == seed for run in runs_of(results, method, lr))
-
-
 def best_rate(results: dict, method: str) -> float:
     """The most accurate with the first seed in tenths of a percent; of equal ones the soonest."""
-    own = [run for run in runs_of(results, method) if run["seed"] == 0]
+    own = find(results, method=method, seed=0)
     return max(own, key=lambda run: (round(run["accuracy"], 3), -run["steps"]))["lr"]
 
 
@@ -236,17 +222,17 @@ def table(results: dict) -> str:
     header += [f"seed 0 at {rate:g}" for rate in rates]
     rows = []
     for method in METHODS:
-        if not runs_of(results, method):
+        if not find(results, method=method):
             continue
         best = best_rate(results, method)
-        own = runs_of(results, method, best)
+        own = find(results, method=method, lr=best)
         cells = [
             mean_and_spread([100 * run["accuracy"] for run in own], 1),
             mean_and_spread([run["steps"] for run in own], 0),
             *(f"{best:g}", str(len(own))),
         ]
         for rate in rates:
-            first = [run for run in runs_of(results, method, rate) if run["seed"] == 0]
+            first = find(results, method=method, lr=rate, seed=0)
             cells.append("".join(f"{100 * run['accuracy']:.1f}" for run in first))
         rows.append([method, *cells])
     return markdown(header, rows)
@@ -260,53 +246,42 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    names = dict(choices=METHODS, default=list(METHODS), metavar="NAME", help=", ".join(METHODS))
-    add("--methods", nargs="+", **names)
+    add_names(parser, "--methods", METHODS)
     add("--rates", type=float, nargs="+", default=list(RATES), help="learning rates")
     add("--seeds", type=positive, default=SEEDS, help="of the best learning rate")
     add("--noise", action="store_true", help="measure the gradients' noise, train nothing")
     add("--quick", action="store_true", help="four steps each: a test, no result")
     add("--tables", action="store_true", help="print the file, train nothing")
     add("--json", type=pathlib.Path, default=RESULTS / "recall_from_scratch.json")
-    args = parser.parse_args()
-    if args.quick and args.json == parser.get_default("json"):
-        parser.error("--quick needs its own --json: its runs are no results")
-    return args
+    return parsed(parser)
 
 
 def main() -> None:
     args = parse_arguments()
     steps = 4 if args.quick else STEPS
     torch.set_num_threads(1)
-    description = described(steps)
-    if load(args.json)["setting"] not in (None, description):
-        raise SystemExit(f"--json: the runs in {args.json} have another setting")
+    runs = Runs(args.json, ORDER, {"machine": machine(), "setting": None})
+    given = {("setting",): described(steps)}
+    runs.check(given)
 
     def make(method: str, lr: float, seed: int) -> None:
-        if is_done(load(args.json), method, lr, seed):
+        if runs.has(method=method, lr=lr, seed=seed):
             return
         run = train(method, lr, seed, steps)
-        order = {name: i for i, name in enumerate(METHODS)}
-        with updated(args.json, load) as results:
-            if is_done(results, method, lr, seed):
-                return  # another process was as fast
-            results["setting"] = description
-            results["runs"] = sorted(
-                [*results["runs"], run], key=lambda r: (order[r["method"]], r["lr"], r["seed"])
-            )
+        runs.add(run, given)
         told = f"accuracy {run['accuracy']:.3f}, loss {run['loss']:.3f}, {run['seconds']:.0f} s"
         print(f"{method}, {lr:g}, seed {seed}: {told}", flush=True)
 
     if args.noise:
         made = noise(2 if args.quick else DRAWS)
-        with updated(args.json, load) as results:
+        with runs.updated() as results:
             results["noise"] = made
     for method in () if args.tables or args.noise else args.methods:
         for lr in args.rates:
             make(method, lr, 0)
         for seed in range(1, args.seeds):
-            make(method, best_rate(load(args.json), method), seed)
-    results = load(args.json)
+            make(method, best_rate(runs.load(), method), seed)
+    results = runs.load()
     print(table(results))
     if "noise" in results:
         print(f"\n{noise_table(results['noise'])}")

@@ -277,7 +277,7 @@ def test_options_that_would_make_no_run(options, message):
     assert done.returncode == 2 and message in done.stderr
 
 
-def test_runs_are_kept_and_not_made_again(tmp_path):
+def test_every_run_is_kept_and_shown(tmp_path):
     picture, results = tmp_path / "text.png", tmp_path / "runs.json"
     options = ("--quick", "--json", results, "--picture", picture, "--seeds", 0)
     methods = "values alone", "YOSO, 12 bits, own value"
@@ -286,18 +286,9 @@ def test_runs_are_kept_and_not_made_again(tmp_path):
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
     shown = sorted({row[0] for row in rows_of(done.stdout)} & set(METHODS))
     assert shown == sorted(methods)
-    kept = results.read_text()
-    runs = json.loads(kept)["runs"]
+    runs = json.loads(results.read_text())["runs"]
     assert [(r["budget"], r["method"]) for r in runs] == [("steps", method) for method in methods]
     assert all(2 < made["loss"] < 6 for made in runs)
-    again = run(MODULE, *options, "--methods", *methods)
-    assert again.returncode == 0 and results.read_text() == kept
-
-    data = json.loads(kept)
-    data["settings"]["steps"]["256"]["steps"] = 7
-    results.write_text(json.dumps(data))
-    other = run(MODULE, *options, "--methods", "values alone")
-    assert other.returncode != 0 and "have other settings" in other.stderr
 
 
 def test_a_run_that_is_killed_loses_no_other(tmp_path):
@@ -338,6 +329,5 @@ def test_the_results_are_of_these_settings(name, tmp_path):
     for budget, by_length in results["settings"].items():
         for length, setting in by_length.items():
             assert setting == command.described(command.SETTINGS[budget][int(length)])
-    assert results["runs"] == sorted(results["runs"], key=command.place_of)
     report.draw(results, tmp_path / "text.png")  # methods whose code is gone too
     assert all(made["method"] in report.tables(results) for made in results["runs"])

@@ -17,7 +17,6 @@ Several processes may add to one file of results with --resume; with all runs do
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sysconfig
@@ -28,10 +27,13 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS, positive
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
-from benchmarks.measurement import machine, updated
+from benchmarks.measurement import machine
 from benchmarks.quality.cost.methods import METHODS, N_HASHES, YOSO
-from benchmarks.quality.cost.tables import draw, find, table
+from benchmarks.quality.cost.tables import draw, table
+from benchmarks.quality.runs import Runs, add_names
 from benchmarks.source_text import N_BYTES, frequencies, masked_batch, read_text
+
+ORDER = {"budget": (), "method": METHODS, "seed": ()}
 
 # --- One run --------------------------------------------------------------------------------------
 
@@ -107,22 +109,6 @@ def settings(args: argparse.Namespace) -> dict:
     }
 
 
-def load(path: pathlib.Path) -> dict:
-    return json.loads(path.read_text()) if path.exists() else {"settings": None, "runs": []}
-
-
-def add_run(path: pathlib.Path, run: dict, args: argparse.Namespace) -> None:
-    """Add a run to the file, which other processes may be adding to as well."""
-    with updated(path, load) as results:
-        if find(results, run["method"], run["budget"], run["seed"]):
-            return  # another process was as fast
-        results["settings"] = settings(args)
-        results["runs"] = sorted(
-            [*results["runs"], run],
-            key=lambda run: (run["budget"], list(METHODS).index(run["method"]), run["seed"]),
-        )
-
-
 # --- Command line -------------------------------------------------------------------------------
 
 
@@ -131,14 +117,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add(
-        "--methods",
-        nargs="+",
-        choices=METHODS,
-        default=list(METHODS),
-        metavar="M",
-        help=", ".join(METHODS),
-    )
+    add_names(parser, "--methods", METHODS)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--steps", type=positive, default=600, help="training steps of a run (600)")
     add("--seconds", type=float, help="train for this CPU time instead")
@@ -173,26 +152,26 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--text: {args.text} has too little text for --length {args.length}")
     if args.json.exists() and not args.resume:
         parser.error(f"--json: {args.json} exists; --resume adds to it")
-    made_with = load(args.json)["settings"]
-    if made_with not in (None, json.loads(json.dumps(settings(args)))):
-        parser.error(f"--resume: {args.json} was made with other settings or versions")
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    args.json.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
+    runs = Runs(args.json, ORDER, {"settings": None})
+    given = {("settings",): settings(args)}
+    if not args.tables:
+        runs.check(given)
     for seed in () if args.tables else args.seeds:
         for method in args.methods:
-            if find(load(args.json), method, budget(args), seed):
+            if runs.has(method=method, budget=budget(args), seed=seed):
                 continue
             run = train(method, seed, args)
-            add_run(args.json, run, args)
+            runs.add(run, given)
             loss, steps, seconds = (run[name][-1] for name in ("losses", "steps", "seconds"))
             text = f"{method}, seed {seed}: loss {loss:.3f} after {steps} steps, {seconds:.0f} s"
             print(text, flush=True)
-    results = load(args.json)
+    results = runs.load()
     print(table(results))
     draw(results, args.picture)
     print(f"\nruns: {args.json}, picture: {args.picture}")

@@ -6,15 +6,7 @@ import numpy as np
 
 from benchmarks.encoder import CONTROLS
 from benchmarks.quality.cost.methods import METHODS, N_HASHES
-from benchmarks.quality.tasks.report import mean_and_spread
-
-
-def find(results: dict, method: str, budget: str, seed: int | None = None) -> list[dict]:
-    return [
-        run
-        for run in results["runs"]
-        if (run["method"], run["budget"]) == (method, budget) and seed in (None, run["seed"])
-    ]
+from benchmarks.quality.runs import find, markdown, mean_and_spread
 
 
 def table(results: dict) -> str:
@@ -24,7 +16,7 @@ def table(results: dict) -> str:
     at the time when the first method with attention is done.
     """
     budgets = list(dict.fromkeys(run["budget"] for run in results["runs"]))
-    found = {method: [find(results, method, b) for b in budgets] for method in METHODS}
+    found = {m: [find(results, method=m, budget=b) for b in budgets] for m in METHODS}
     found = {method: runs for method, runs in found.items() if any(runs)}
     ends = [
         np.mean([run["seconds"][-1] for run in runs[0]])
@@ -33,14 +25,13 @@ def table(results: dict) -> str:
     ]
     read_at = min(ends) if ends and all("steps" in b for b in budgets) else None
 
-    header = [f"loss after {b} | steps/s" for b in budgets]
+    header = ["method", *(name for b in budgets for name in (f"loss after {b}", "steps/s"))]
     if read_at is not None:
         header.append(f"on the way, at {read_at:.0f} s")
     header += [f"with {2 * N_HASHES} hashes", "seeds"]
-    lines = [f"| method | {' | '.join(header)} |"]
-    lines.append("|---" * (lines[0].count("|") - 1) + "|")
+    rows = []
     for method, by_budget in found.items():
-        cells = []
+        cells = [method]
         for runs in by_budget:
             cells.append(mean_and_spread([run["losses"][-1] for run in runs], 3))
             speed = [run["steps"][-1] / run["seconds"][-1] for run in runs]
@@ -52,8 +43,8 @@ def table(results: dict) -> str:
         finer = [run.get("loss_with_twice_the_hashes") for run in first]
         cells.append("" if None in finer else mean_and_spread(finer, 3))
         cells.append(str(len({run["seed"] for runs in by_budget for run in runs})))
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown(header, rows)
 
 
 # Okabe and Ito's colours: told apart with any colour vision. Controls are grey.
@@ -88,7 +79,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
     for axis, (x, label, shown) in zip(axes, panels, strict=True):
         ends = []
         for method, (color, line) in STYLE.items():
-            runs = find(results, method, shown)
+            runs = find(results, method=method, budget=shown)
             if not runs:
                 continue
             # Runs of a budget in seconds take different steps: a common number of evaluations.

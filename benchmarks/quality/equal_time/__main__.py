@@ -14,7 +14,6 @@ start at will, also in several processes. With all runs done the command only re
 """
 
 import argparse
-import json
 import os
 import pathlib
 import time
@@ -25,9 +24,10 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
 from benchmarks.encoder import Encoder, Trainer, evaluate
-from benchmarks.measurement import cpu_model, machine, updated
+from benchmarks.measurement import cpu_model, machine
 from benchmarks.quality.equal_time import report
 from benchmarks.quality.equal_time.methods import METHODS, SCHEDULES
+from benchmarks.quality.runs import Runs, add_names, parsed
 from benchmarks.quality.tasks import Needle, Recall
 
 DIM, LAYERS, HEADS, N_VALUES, GAP = 64, 2, 2, 64, 96
@@ -54,6 +54,7 @@ SETTINGS = {
 }
 LENGTHS = sorted({length for lengths in SETTINGS.values() for length in lengths})
 QUICK_LENGTH = 4096
+ORDER = {"length": (), "method": METHODS, "schedule": SCHEDULES, "seed": ()}
 FILES = {"recall": "equal_time", "needle": "equal_time_needle"}
 
 
@@ -125,36 +126,6 @@ def described(name: str, length: int, setting: Setting) -> dict:
     }
 
 
-def load(path: pathlib.Path) -> dict:
-    if path.exists():
-        return json.loads(path.read_text())
-    return {"machine": machine(), "schedules": {}, "settings": {}, "runs": []}
-
-
-def key_of(run: dict) -> tuple:
-    return tuple(run[name] for name in ("length", "method", "schedule", "seed"))
-
-
-def add_run(path: pathlib.Path, run: dict, setting: dict) -> None:
-    """Add a run to the file, which other processes may be adding to as well."""
-    with updated(path, load) as results:
-        if key_of(run) in map(key_of, results["runs"]):
-            return  # another process was as fast
-        results["settings"][str(run["length"])] = setting
-        results["schedules"] = {
-            name: [(str(stage.length), stage.batch_size, stage.until) for stage in stages]
-            for name, stages in SCHEDULES.items()
-        }
-        methods, schedules = list(METHODS), list(SCHEDULES)
-        results["runs"] = sorted(
-            [*results["runs"], run],
-            key=lambda r: (
-                *(r["length"], methods.index(r["method"])),
-                *(schedules.index(r["schedule"]), r["seed"]),
-            ),
-        )
-
-
 # --- Command line ---------------------------------------------------------------------------------
 
 
@@ -165,12 +136,8 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--task", choices=SETTINGS, default="recall")
     add("--length", type=int, choices=LENGTHS, default=16384)
-    for name, known, default in (
-        ("methods", METHODS, list(METHODS)),
-        ("schedules", SCHEDULES, ["plain"]),
-    ):
-        options = dict(choices=known, default=default, metavar="NAME", help=", ".join(known))
-        add(f"--{name}", nargs="+", **options)
+    add_names(parser, "--methods", METHODS)
+    add_names(parser, "--schedules", SCHEDULES, default=["plain"])
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add(
         "--quick",
@@ -180,11 +147,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--tables", action="store_true", help="report the file, train nothing")
     add("--json", type=pathlib.Path, help="equal_time.json or equal_time_needle.json")
     add("--picture", type=pathlib.Path, help="of recall: equal_time.png; else none")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.length not in SETTINGS[args.task]:
         parser.error(f"--length: {args.task} has {', '.join(map(str, SETTINGS[args.task]))}")
-    if args.quick and args.json is None:
-        parser.error("--quick needs its own --json: its runs are no results")
     if args.json is None:
         args.json = RESULTS / f"{FILES[args.task]}.json"
     if args.picture is None and args.task == "recall":
@@ -200,10 +165,13 @@ def main() -> None:
         else (args.length, SETTINGS[args.task][args.length])
     )
     torch.set_num_threads(1)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    description = described(args.task, length, setting)
-    if load(args.json)["settings"].get(str(length), description) != description:
-        raise SystemExit(f"--json: the runs in {args.json} have other settings")
+    runs = Runs(args.json, ORDER, {"machine": machine(), "schedules": {}, "settings": {}})
+    given = {("settings", str(length)): described(args.task, length, setting)}
+    runs.check(given)
+    schedules = {
+        name: [(str(stage.length), stage.batch_size, stage.until) for stage in stages]
+        for name, stages in SCHEDULES.items()
+    }
     wanted = [
         (length, method, schedule, seed)
         for seed in args.seeds
@@ -211,13 +179,13 @@ def main() -> None:
         for method in args.methods
     ]
     for key in () if args.tables else wanted:
-        if key in map(key_of, load(args.json)["runs"]):
+        if runs.has(**dict(zip(ORDER, key, strict=True))):
             continue
         run = train(args.task, *key, setting)
-        add_run(args.json, run, description)
+        runs.add(run, given | {("schedules",): schedules})
         result = f"accuracy {run['accuracy']:.4f}, {run['steps']} steps, {run['seconds']:.0f} s"
         print(f"{', '.join(map(str, key))}: {result}", flush=True)
-    results = load(args.json)
+    results = runs.load()
     print(report.tables(results))
     if args.picture is not None:
         report.draw(results, args.picture, length)

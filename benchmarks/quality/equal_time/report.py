@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from benchmarks.quality.equal_time.methods import METHODS, SCHEDULES
-from benchmarks.quality.tasks.report import markdown, mean_and_spread
+from benchmarks.quality.runs import markdown, mean_and_spread
 
 # Okabe and Ito's colours, told apart with any colour vision; controls are grey.
 LOOKS = {  # (colour, line)

@@ -18,7 +18,6 @@ start at will, also in several processes. With all runs done the command only re
 """
 
 import argparse
-import json
 import math
 import os
 import pathlib
@@ -30,7 +29,8 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS, positive
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
-from benchmarks.measurement import machine, updated
+from benchmarks.measurement import machine
+from benchmarks.quality.runs import Runs, add_names, parsed
 from benchmarks.quality.tasks import ListOps, MaskedWords, Needle, Recall, report
 from benchmarks.quality.tasks.methods import ESTIMATORS, METHODS, ONE_LENGTH, SAMPLED
 
@@ -80,6 +80,7 @@ QUICK = {
     ),
     "masked words": Setting(MaskedWords, dict(length=64, n_words=256), 2, 2, 4),
 }
+ORDER = {"task": SETTINGS, "method": METHODS, "seed": ()}
 
 
 # --- One run --------------------------------------------------------------------------------------
@@ -148,30 +149,6 @@ def described(setting: Setting) -> dict:
     }
 
 
-def load(path: pathlib.Path) -> dict:
-    if path.exists():
-        return json.loads(path.read_text())
-    methods = {name: estimator.to_dict() for name, estimator in ESTIMATORS.items()}
-    return {"machine": machine(), "methods": methods, "tasks": {}, "runs": []}
-
-
-def is_done(results: dict, *wanted) -> bool:
-    return any((run["task"], run["method"], run["seed"]) == wanted for run in results["runs"])
-
-
-def add_run(path: pathlib.Path, run: dict, setting: dict) -> None:
-    """Add a run to the file, which other processes may be adding to as well."""
-    with updated(path, load) as results:
-        if is_done(results, run["task"], run["method"], run["seed"]):
-            return  # another process was as fast
-        results["tasks"][run["task"]] = setting
-        tasks, methods = list(SETTINGS), list(METHODS)
-        results["runs"] = sorted(
-            [*results["runs"], run],
-            key=lambda r: (tasks.index(r["task"]), methods.index(r["method"]), r["seed"]),
-        )
-
-
 # --- Command line -------------------------------------------------------------------------------
 
 
@@ -180,19 +157,15 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    for name, known in (("tasks", SETTINGS), ("methods", METHODS)):
-        options = dict(choices=known, default=list(known), metavar="NAME", help=", ".join(known))
-        add(f"--{name}", nargs="+", **options)
+    add_names(parser, "--tasks", SETTINGS)
+    add_names(parser, "--methods", METHODS)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--threads", type=positive, default=1, help="CPU threads (1)")
     add("--text", type=pathlib.Path, help="folder with .py files, in the place of the library's")
     add("--quick", action="store_true", help="two steps of tiny models: a test, no result")
     add("--json", type=pathlib.Path, default=RESULTS / "quality_tasks.json")
     add("--picture", type=pathlib.Path, default=IMAGES / "quality_tasks.png")
-    args = parser.parse_args()
-    if args.quick and args.json == parser.get_default("json"):
-        parser.error("--quick needs its own --json: its runs are no results")
-    return args
+    return parsed(parser)
 
 
 def main() -> None:
@@ -203,22 +176,21 @@ def main() -> None:
         sizes = words.sizes | {"folder": str(args.text.resolve())}
         settings["masked words"] = words._replace(sizes=sizes)
     torch.set_num_threads(args.threads)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    descriptions = {name: described(settings[name]) for name in args.tasks}
-    for name, made_with in load(args.json)["tasks"].items():
-        if made_with != descriptions.get(name, made_with):
-            raise SystemExit(f"--json: the runs of {name} in {args.json} have other settings")
+    methods = {name: estimator.to_dict() for name, estimator in ESTIMATORS.items()}
+    runs = Runs(args.json, ORDER, {"machine": machine(), "methods": methods, "tasks": {}})
+    given = {("tasks", name): described(settings[name]) for name in args.tasks}
+    runs.check(given)
     for seed in args.seeds:
         for name in args.tasks:
             for method in args.methods:
-                if is_done(load(args.json), name, method, seed):
+                if runs.has(task=name, method=method, seed=seed):
                     continue
                 run = train(name, method, seed, settings[name])
-                add_run(args.json, run, descriptions[name])
+                runs.add(run, {("tasks", name): given["tasks", name]})
                 result = f"accuracy {run['accuracy']:.3f}, loss {run['loss']:.3f}"
                 label = f"{name}, {method}, seed {seed}"
                 print(f"{label}: {result}, {run['seconds']:.0f} s", flush=True)
-    results = load(args.json)
+    results = runs.load()
     print(report.tables(results))
     report.draw(results, args.picture)
     print(f"written to {args.json} and {args.picture}")

@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 
+from benchmarks.quality.runs import markdown, mean_and_spread
 from benchmarks.quality.tasks.listops import ListOps
 
 # Okabe and Ito's colours: told apart with any colour vision. Controls are grey.
@@ -47,18 +48,6 @@ def methods_of(results: dict, task: str) -> dict[str, list[dict]]:
         if run["task"] == task:
             runs.setdefault(run["method"], []).append(run)
     return runs
-
-
-def mean_and_spread(values: list[float], decimals: int) -> str:
-    if not values:
-        return ""
-    mean, low, high = (f"{x:.{decimals}f}" for x in (np.mean(values), min(values), max(values)))
-    return f"{mean} ({low} to {high})" if len(values) > 1 else mean
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def task_table(results: dict, task: str) -> str:

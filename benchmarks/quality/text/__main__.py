@@ -26,7 +26,8 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks import IMAGES, RESULTS, positive
-from benchmarks.measurement import machine, updated
+from benchmarks.measurement import machine
+from benchmarks.quality.runs import Runs, add_names
 from benchmarks.quality.text import report
 from benchmarks.quality.text.at_once import Key, train
 from benchmarks.quality.text.candidates import CANDIDATES
@@ -57,6 +58,7 @@ SETTINGS = {
     "look-ups, seconds": dict.fromkeys(LONG, SECONDS._replace(look_up=True)),
     "look-ups, longer": dict.fromkeys(LONG, SECONDS._replace(look_up=True, first=LONGER)),
 }
+ORDER = {"budget": SETTINGS, "length": (), "method": [*METHODS, *CANDIDATES], "seed": ()}
 LENGTHS = sorted({length for by_length in SETTINGS.values() for length in by_length})
 QUICK_SECONDS = Setting(2, 99, 2048, first=((64, 2, 1 / 2), (128, 2, 5 / 6)), seconds=0.2)
 QUICK = {
@@ -105,45 +107,6 @@ def device_of(args: argparse.Namespace) -> str:
     return torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
 
 
-def load(path: pathlib.Path) -> dict:
-    if path.exists():
-        return json.loads(path.read_text())
-    return {"machine": machine(), "device": None, "text": None, "settings": {}, "runs": []}
-
-
-def key_of(run: dict) -> Key:
-    return run["length"], run["budget"], run["method"], run["seed"]
-
-
-def place_of(run: dict) -> tuple:
-    """In the file; a method whose code is gone comes after the others."""
-    known, method = [*METHODS, *CANDIDATES], run["method"]
-    of_method = known.index(method) if method in known else len(known)
-    return [*SETTINGS].index(run["budget"]), run["length"], of_method, method, run["seed"]
-
-
-def add_run(path: pathlib.Path, run: dict, setting: dict, about: dict) -> None:
-    """Add a run to the file, which other processes may be adding to as well."""
-    with updated(path, load) as results:
-        if key_of(run) not in map(key_of, results["runs"]):
-            results |= about
-            results["settings"].setdefault(run["budget"], {})[str(run["length"])] = setting
-            results["runs"] = sorted([*results["runs"], run], key=place_of)
-
-
-def check_file(args: argparse.Namespace, settings: dict, about: dict) -> None:
-    """Runs of other settings, texts and machines stand in files of their own."""
-    made = load(args.json)
-    for budget, by_length in settings.items():
-        for length, setting in by_length.items():
-            before = made["settings"].get(budget, {}).get(str(length))
-            if before not in (None, described(setting)):
-                raise SystemExit(f"--json: the runs in {args.json} have other settings")
-    for name, value in about.items():
-        if made[name] not in (None, value):
-            raise SystemExit(f"--json: the runs in {args.json} have {name} {made[name]}")
-
-
 # --- Runs -----------------------------------------------------------------------------------------
 
 
@@ -159,9 +122,14 @@ def wanted(args: argparse.Namespace, settings: dict) -> list[Key]:
     ]
 
 
-def made_now(args: argparse.Namespace, settings: dict, text: Text) -> Iterator[tuple[Key, dict]]:
-    kept = set(map(key_of, load(args.json)["runs"]))
-    missing = [key for key in wanted(args, settings) if key not in kept]
+def named(key: Key) -> dict:
+    return dict(zip(("length", "budget", "method", "seed"), key, strict=True))
+
+
+def made_now(
+    args: argparse.Namespace, settings: dict, text: Text, runs: Runs
+) -> Iterator[tuple[Key, dict]]:
+    missing = [key for key in wanted(args, settings) if not runs.has(**named(key))]
     graphs = args.device == "cuda" and not args.no_graphs
 
     def setting(key: Key) -> Setting:
@@ -181,9 +149,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", choices=LENGTHS, default=[1024, 4096, 16384])
     add("--budgets", nargs="+", choices=SETTINGS, help="steps; with --tables all")
-    help = "; ".join([*METHODS, *CANDIDATES])
-    methods = dict(choices=[*METHODS, *CANDIDATES], default=[*METHODS])
-    add("--methods", nargs="+", metavar="NAME", help=help, **methods)
+    add_names(parser, "--methods", ORDER["method"], default=[*METHODS])
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     help = "a JSON list of [length, budget, method, seed] instead, the most important ones first"
     add("--runs", type=pathlib.Path, help=help)
@@ -236,22 +202,28 @@ def main() -> None:
             for budget, by_length in settings.items()
         }
     torch.set_num_threads(1)
+    new = {"machine": machine(), "device": None, "text": None, "settings": {}}
+    runs = Runs(args.json, ORDER, new)
     if not args.tables:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         text, about = text_of(args.text, args.device)
-        about = {"text": about, "device": device_of(args)}
-        check_file(args, settings, about)
-        for key, result in made_now(args, settings, text):
-            length, budget, method, seed = key
-            run = {"length": length, "budget": budget, "method": method, "seed": seed} | result
+        about = {("text",): about, ("device",): device_of(args)}
+        given = {
+            ("settings", budget, str(length)): described(setting)
+            for budget, by_length in settings.items()
+            for length, setting in by_length.items()
+        }
+        runs.check(given | about)
+        for key, result in made_now(args, settings, text, runs):
+            run = named(key) | result
             run |= {"at_once": args.at_once, "date": time.strftime("%Y-%m-%d %H:%M")}
             run["load"] = round(os.getloadavg()[0], 1)
             run["cpu"] = machine()["cpu"]
-            add_run(args.json, run, described(settings[budget][length]), about)
+            place = "settings", run["budget"], str(run["length"])
+            runs.add(run, {place: given[place]} | about)
             losses = f"{run['loss']:.3f} and {run['repeated_loss']:.3f} nats"
             counts = f"{run['steps']} steps, {run['seconds']:.0f} s"
             print(f"{', '.join(map(str, key))}: {losses}, {counts}", flush=True)
-    results = load(args.json)
+    results = runs.load()
     if args.tables:
         shown = {name: x for name, x in results["settings"].items() if name in args.budgets}
         results["settings"] = shown

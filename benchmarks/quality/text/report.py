@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from benchmarks.quality.tasks.report import markdown
+from benchmarks.quality.runs import markdown
 
 # Okabe and Ito's colours, told apart with any colour vision, by what a method's name begins with.
 COLORS = {
