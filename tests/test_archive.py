@@ -243,7 +243,7 @@ def test_names_of_arrays():
     ],
 )
 def test_headers(text):
-    error = attempt(load, with_header(written(), text), 2**21)
+    error = attempt(load, with_header(written(), text), 2**22)  # lists in lists, until it gives up
     assert isinstance(error, ValueError), error
 
 
@@ -330,8 +330,13 @@ def test_damage():
 
 
 def test_a_reason_without_words():
-    """A field that seems longer than the file: the end comes as an error that has no text."""
-    refused(WHOLE[:29] + bytes([WHOLE[29] ^ 128]) + WHOLE[30:], ": EOFError")
+    """A field that seems longer than the file: the end comes as an error that has no text.
+
+    Python from 3.11.8, 3.12.2 and 3.13 on sees first that it reaches into others.
+    """
+    damaged = WHOLE[:29] + bytes([WHOLE[29] ^ 128]) + WHOLE[30:]
+    with pytest.raises(ValueError, match="no whole file of Thing: (EOFError|Overlapped entries)"):
+        load(io.BytesIO(damaged))
 
 
 def test_compressed_members_are_not_unpacked():

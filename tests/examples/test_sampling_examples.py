@@ -1,5 +1,6 @@
 """The sampling examples run from the command line and leave what they promise."""
 
+import pytest
 from cases.commands import PNG_SIGNATURE, ROOT, needs_example_packages, rows_of, run
 
 EXAMPLE = ROOT / "python_examples" / "partition_function.py"
@@ -33,6 +34,7 @@ SOFTMAX = ROOT / "python_examples" / "extreme_softmax.py"
 
 def test_extreme_softmax_ends_in_a_table_and_a_picture(tmp_path, text):
     needs_example_packages()
+    pytest.importorskip("torch")
     picture = tmp_path / "softmax.png"
     options = ("--quick", "--threads", 1, "--text", text, "--out", picture)
     done = run(SOFTMAX, *options, folder=tmp_path)
