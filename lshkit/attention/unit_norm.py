@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from lshkit.attention.parameters import for_each_row
 from lshkit.torch_ops.assertions import require
 
 AUTO = "auto"
@@ -70,15 +71,18 @@ def lift(
         rows = rows[0] / size.repeat_interleave(groups, 1), rows[1] / size
         tau = _largest_square(*_by_key_head(*rows))
     elif isinstance(lift_scale, Tensor):
-        tau = lift_scale.to(wide).reshape(-1, 1, 1)
+        tau = lift_scale.to(wide).reshape(1, -1, 1, 1)
         given = lift_scale.detach()
         message = "lift_scale must be > 0 and finite"
         require((tau > 0) & tau.isfinite(), message, lambda: f", got {given.tolist()}")
     else:
         tau = float(lift_scale)
     query_tau = tau
-    if isinstance(tau, Tensor) and tau.shape[-3] > 1:
-        query_tau = tau.repeat_interleave(groups, -3)
+    if isinstance(tau, Tensor):
+        batch, _, n_k, _ = key.shape
+        query_tau = tau.repeat_interleave(groups, 1) if tau.shape[1] > 1 else tau
+        query_tau = for_each_row(query_tau, batch, query.shape[2])
+        tau = for_each_row(tau, batch, n_k)
     bounded = not isinstance(lift_scale, str)  # or else the bound comes from the rows
     if bounded:
         _require_inside("query", query, rows[0], query_tau)

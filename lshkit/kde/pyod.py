@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit.kde.estimator import LSHKernelDensity
-from lshkit.kde.outliers import LSHOutlierDetector
+from lshkit.kde.outliers import LEAST, LSHOutlierDetector, threshold
 from lshkit.typing import RandomState, Rows
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class LSHKDE(BaseDetector):
     Parameters
     ----------
     contamination : float in (0, 0.5], or a thresholding object
-        The share of outliers in the fitted rows, as in PyOD's other detectors.
+        The share of outliers in the fitted rows, as in PyOD's other detectors. Where more of them
+        have density 0 (of compact kernels), those are the outliers.
     density, random_state, n_jobs
         As of `lshkit.kde.LSHOutlierDetector`.
 
@@ -64,6 +65,9 @@ class LSHKDE(BaseDetector):
         self.detector_ = LSHOutlierDetector(self.density, **options).fit(X)
         self.decision_scores_ = -self.detector_._scores_of_fitted(X)
         self._process_decision_scores()
+        if self.threshold_ == -LEAST:  # no score is above that of density 0
+            self.threshold_ = -threshold(-self.decision_scores_, self.contamination)
+            self.labels_ = (self.decision_scores_ > self.threshold_).astype(int)
         return self
 
     def decision_function(self, X: Rows) -> np.ndarray:

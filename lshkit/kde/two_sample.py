@@ -108,7 +108,7 @@ def two_sample_test(
         each row and permutation.
     n_bits : int, optional
         Width of the angular kernel, 1 to 16; tables of a laplacian sketch have 2^n_bits buckets
-        (1 to 16, default 8).
+        (1 to 16, default 8). None for the gaussian kernel.
     n_hashes : int
         Of "bucket_sum": its standard error is proportional to 1 / sqrt(n_hashes).
     random_state : None, int or RandomState
@@ -226,6 +226,8 @@ def _geometry(
         raise ValueError(f"bandwidth must be {wanted}, got {bandwidth!r}")
     if n_bits is not None:
         n_bits = checks.integer("n_bits", n_bits, 1, SKETCH_BITS)
+        if kernel == "gaussian":
+            raise ValueError(f"n_bits must be None with kernel='gaussian', got {n_bits}")
     widths = np.ones(d) if median else bandwidths.check_widths(bandwidth, d, kernel)
     centre = np.quantile(rows, 0.5, axis=0, method="nearest")  # which no few far rows move
     if kernel == "angular" and n_bits is None:

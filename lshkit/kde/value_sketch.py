@@ -83,9 +83,11 @@ class ValueSketch(Sketch):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row.
 
-        The error by the delta method: of the mean over the hashes of A - mean * B, with A and B a
-        hash's sums of values and of weights, over that of B. Means are clipped to the range of the
-        values, in which all weighted means lie. What folding leaves of B is noise around 0: a
+        The error is the jackknife's, by what each hash changes: with A and B its sums of values and
+        of weights, a mean without it differs by (A - mean B) over the other hashes' B. (The delta
+        method, which divides by all B, is too small by 10 to 20 % where some of 32 hashes have most
+        of the weight.) Means are clipped to the range of the values, in which all weighted means
+        lie. What folding leaves of B is noise around 0: a
         laplacian query has rows near only if B is NOISE of its standard errors above it.
 
         Hashes that agree, because they all met the same row or equal values, know nothing of the
@@ -111,7 +113,10 @@ class ValueSketch(Sketch):
             means = np.where(sums[:, :1] > least, sums[:, 1:] / sums[:, :1], np.nan)
             errors = np.full(means.shape, np.inf)
             if self.n_hashes > 1:
-                errors = self._error(each[..., 1:] - means[:, None] * each[..., :1]) / sums[:, :1]
+                others = self.n_hashes * sums[:, None, :1] - each[..., :1]
+                changes = each[..., 1:] - means[:, None] * each[..., :1]
+                changes /= np.maximum(others, self.n_hashes * LEAST * self.total)
+                errors = np.sqrt((1 - 1 / self.n_hashes) * (changes**2).sum(axis=1))
                 met = self.n_hashes * sums[:, :1] * self.total / self.squared_weights
                 errors = np.maximum(errors, self._spread() / np.sqrt(met))
         return np.clip(means, self.low - self.offset, self.high - self.offset), errors

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from cases.attention import EXPECTED, SAMPLED, module_by_hand, padding_mask, tokens  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.nn.utils import prune  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
 
 from lshkit.attention import Colliding, YosoAttention, YosoState  # noqa: E402
 from lshkit.attention.convolution import convolve_features  # noqa: E402
@@ -132,6 +132,11 @@ def test_induction_heads_need_convolutions():
         module_of(kdim=20).init_induction_heads()
 
 
+class Twice(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
 def test_induction_heads_of_weights_that_are_computed():
     module = module_of()
     for name in ("in_proj_weight", "short_conv_weight"):
@@ -143,12 +148,18 @@ def test_induction_heads_of_weights_that_are_computed():
     torch.testing.assert_close(key[..., :-1], query[..., 1:])
     assert not query[..., 0].any() and not key[..., -1].any()
 
-    module = module_of()
-    prune.random_unstructured(module, "short_conv_weight", 0.5)
-    before = copy.deepcopy(module.state_dict())
-    with pytest.raises(ValueError, match="short_conv_weight must be a parameter"):
-        module.init_induction_heads()
-    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+    orthogonal = nn.utils.parametrizations.orthogonal
+    for change, error, match in (
+        (lambda *x: prune.random_unstructured(*x, 0.5), ValueError, "must be a parameter"),
+        (lambda *x: parametrize.register_parametrization(*x, Twice()), ValueError, "no right_inv"),
+        (lambda *x: orthogonal(*x, "matrix_exp", use_trivialization=False), NotImplementedError, "not possible"),
+    ):
+        module = module_of()
+        change(module, "short_conv_weight")
+        before = copy.deepcopy(module.state_dict())
+        with pytest.raises(error, match=match):
+            module.init_induction_heads()
+        assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
 
 
 def test_gradients_by_differences():

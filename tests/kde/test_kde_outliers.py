@@ -405,6 +405,14 @@ def test_a_detector_of_pyod():
     assert clone(detector).get_params() == detector.get_params()
     copied = pickle.loads(pickle.dumps(detector))
     assert np.array_equal(copied.decision_function(OTHERS), detector.decision_function(OTHERS))
+    far = np.array([[1e3, 1e3]])
+    rows = np.r_[ROWS[:300, :2], far * np.arange(2, 42)[:, None]]  # 40 without a neighbor
+    density = LSHKernelDensity("tophat", 1.0)
+    for contamination in (0.05, 0.3):
+        detector = LSHKDE(contamination, density).fit(rows)
+        own = LSHOutlierDetector(density, contamination=contamination).fit(rows)
+        assert np.array_equal(detector.labels_, own.predict(rows) < 0)
+        assert detector.labels_[300:].all() and detector.predict(far) == 1
     with pytest.raises(ValueError, match="contamination"):
         LSHKDE(contamination=0.6)
     with pytest.raises(NotFittedError):

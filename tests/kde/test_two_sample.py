@@ -330,6 +330,7 @@ def test_tensors_and_lists_are_rows():
         (dict(n_hashes=0), "n_hashes"),
         (dict(n_bits=0), "n_bits"),
         (dict(n_bits=17), "n_bits"),
+        (dict(n_bits=3, kernel="gaussian"), "n_bits must be None with kernel='gaussian', got 3"),
         (dict(n_jobs=0), "n_jobs"),
         (dict(random_state="x"), "random_state must be .*'x'"),
     ],

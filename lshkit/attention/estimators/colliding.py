@@ -13,7 +13,7 @@ from lshkit import checks, torch_ops
 from lshkit.attention.arguments import check_cpu, seed_tensor
 from lshkit.attention.call import Call, exporting
 from lshkit.attention.estimators.hashed import BucketSums, Hashed
-from lshkit.attention.parameters import one_or_each_head
+from lshkit.attention.parameters import for_each_row, one_or_each_head
 from lshkit.attention.unit_norm import unit_rows
 from lshkit.torch_ops.assertions import require
 
@@ -123,15 +123,16 @@ class Colliding(Hashed):
         return out.to(dtype)
 
     def scale_of(self, call: Call) -> float | Tensor:
-        """A number, or `(H, 1, 1)`: one for each head of queries."""
+        """A number, or `(B, H, N_q, 1)`: one for each query."""
         scale = call.parameters.get("scale")
         if scale is None:
             return self.scale
-        heads = call.key.shape[1]
+        heads, (batch, _, n_q, _) = call.key.shape[1], call.query.shape
         scale = one_or_each_head("scale", scale, heads, call.query.device).float()
         check_scale("parameters['scale']", scale)
         groups = call.query.shape[1] // max(heads, 1)
-        return scale.expand(heads).repeat_interleave(groups)[:, None, None]
+        scale = scale.expand(heads).repeat_interleave(groups)[:, None, None]
+        return for_each_row(scale[None], batch, n_q)
 
     def _attend_each(self, call: Call) -> Tensor:
         """Packed sequences, one by one, all with the same hash functions."""
