@@ -183,6 +183,7 @@ def test_missing_dask_says_how_to_install_it(hidden):
 
 
 def test_dask_and_torch_do_not_need_each_other():
+    pytest.importorskip("dask")
     statement = "from lshkit.distributed import DaskKernelDensity, DaskLSHSampler"
     run = run_python(f"{WITHOUT_TORCH}; {statement}")
     assert run.returncode == 0, run.stderr

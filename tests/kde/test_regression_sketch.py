@@ -15,13 +15,25 @@ def test_sketch_is_the_formula_of_equal_codes(name):
     inner = model._regression_sketch
     equal = inner.codes(QUERIES)[:, None] == inner.codes(ROWS)  # of each hash
     chance = 0 if name == "angular" else 2.0**-8
-    terms = (equal - chance).mean(axis=2) * WEIGHTS
-    wanted = terms @ VALUES / terms.sum(axis=1, keepdims=True)
+    each = (equal - chance).swapaxes(1, 2) * WEIGHTS  # queries, hashes, rows
+
+    def ratio(terms):
+        return terms @ VALUES / terms.sum(axis=-1, keepdims=True)
+
+    wanted = ratio(each.sum(axis=1))
+    without = ratio(each.sum(axis=1, keepdims=True) - each)  # a hash
+    jackknife = np.sqrt(7 / 8 * ((without - wanted[:, None]) ** 2).sum(axis=1))
+    met = each.sum(axis=(1, 2)) * WEIGHTS.sum() / (WEIGHTS**2).sum()
+    mean = WEIGHTS @ VALUES / WEIGHTS.sum()
+    spread = np.sqrt(WEIGHTS @ (VALUES - mean) ** 2 / WEIGHTS.sum())
     got, std = model.predict(QUERIES, return_std=True)
     near = np.isfinite(std[:, 0])
     assert near.sum() > 20
     wanted = np.clip(wanted, VALUES.min(axis=0), VALUES.max(axis=0))
     assert np.allclose(got[near], wanted[near], rtol=0, atol=1e-9)
+    least = spread / np.sqrt(met[near, None])
+    assert (jackknife[near] > least).any()
+    assert np.allclose(std[near], np.maximum(jackknife[near], least), rtol=1e-7)
 
 
 @pytest.mark.parametrize("name", SKETCHES)
