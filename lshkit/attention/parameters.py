@@ -16,7 +16,6 @@ from torch import Tensor
 from lshkit import checks
 from lshkit.torch_ops.assertions import require
 
-
 BLOCK = 1024  # rows whose gradients are summed up before those of others
 
 
@@ -81,7 +80,7 @@ def one_or_each_head(name: str, tensor: Tensor, heads: int, device: torch.device
 
 
 def for_each_row(x: Tensor, batch: int, rows: int) -> Tensor:
-    """`(1 or B, H, 1, 1)` as `(B, H, rows, 1)`, whose gradient has the same bits at any number of threads.
+    """`(1 or B, H, 1, 1)` as `(B, H, rows, 1)`, with a gradient that threads do not change.
 
     torch shares out among threads the sum of 32,768 numbers and more, if it is a single one. So
     rows are summed up by blocks first: a sum each.

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 
 import pytest
 
@@ -148,16 +149,19 @@ def test_induction_heads_of_weights_that_are_computed():
     torch.testing.assert_close(key[..., :-1], query[..., 1:])
     assert not query[..., 0].any() and not key[..., -1].any()
 
-    orthogonal = nn.utils.parametrizations.orthogonal
-    for change, error, match in (
-        (lambda *x: prune.random_unstructured(*x, 0.5), ValueError, "must be a parameter"),
-        (lambda *x: parametrize.register_parametrization(*x, Twice()), ValueError, "no right_inv"),
-        (lambda *x: orthogonal(*x, "matrix_exp", use_trivialization=False), NotImplementedError, "not possible"),
+    pruned = partial(prune.random_unstructured, amount=0.5)
+    doubled = partial(parametrize.register_parametrization, parametrization=Twice())
+    options = {"orthogonal_map": "matrix_exp", "use_trivialization": False}
+    orthogonal = partial(nn.utils.parametrizations.orthogonal, **options)
+    for change, match in (
+        (pruned, "short_conv_weight must be a parameter"),
+        (doubled, "short_conv_weight's parametrization has no right_inverse: Twice"),
+        (orthogonal, "not possible to assign"),  # by its right_inverse
     ):
         module = module_of()
-        change(module, "short_conv_weight")
+        module = change(module, "short_conv_weight")
         before = copy.deepcopy(module.state_dict())
-        with pytest.raises(error, match=match):
+        with pytest.raises((ValueError, NotImplementedError), match=match):
             module.init_induction_heads()
         assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
 
