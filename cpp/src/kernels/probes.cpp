@@ -131,7 +131,8 @@ LSHKIT_INLINE auto codes_of_four(Numbers own, Words words, Numbers last) {
   const Numbers bits = within(__builtin_convertvector(words & kBitOfMargin, Numbers));
   const Numbers others = within(__builtin_convertvector(words >> 32 & kBitOfMargin, Numbers));
   const Numbers first = (own | own << 16) ^ (0x10000u << bits);
-  return alternate(first, first ^ (0x10001u << others), lanes);
+  const Numbers second = first ^ (0x10001u << others);
+  return alternate(first, second, lanes);
 }
 // Of half of the pairs, those from First on, in four lanes each; of three probes the last is
 // unused.
