@@ -32,10 +32,9 @@ class Runs:
     def has(self, **wanted) -> bool:
         return bool(find(self.load(), **wanted))
 
-    def check(self, given: Places) -> None:
+    def check(self, given: Places, results: dict | None = None) -> None:
         """Refuses a file whose runs have other settings: they stand in files of their own."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        results = self.load()
+        results = self.load() if results is None else results
         for place, value in given.items():
             found = results
             for name in place:
@@ -47,6 +46,7 @@ class Runs:
     @contextlib.contextmanager
     def updated(self) -> Iterator[dict]:
         """What is in the file, replaced in the end: by one process at a time, and whole."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             results = self.load()
@@ -56,6 +56,7 @@ class Runs:
     def add(self, run: dict, given: Places) -> None:
         """Puts the run and what it depends on into the file."""
         with self.updated() as results:
+            self.check(given, results)
             if find(results, **{name: run[name] for name in self.order}):
                 return  # another process was as fast
             for (*outer, last), value in given.items():

@@ -254,8 +254,9 @@ class YosoAttention(nn.Module):
 
         Raises:
             ValueError: where short_conv is None or 1, where kdim is not embed_dim, or where a
-                weight is no parameter any more, as after pruning, or has a parametrization without
-                a `right_inverse`. The layer stays as it was then.
+                weight is no parameter any more, as after pruning.
+            Exception: what a parametrization raises that cannot be assigned to. The layer stays as
+                it was.
         """
         if self.short_conv is None or self.short_conv < 2:
             raise ValueError(f"short_conv must be at least 2, got {self.short_conv}")
@@ -278,15 +279,17 @@ class YosoAttention(nn.Module):
         for name in new:
             if not (is_parametrized(self, name) or isinstance(getattr(self, name), nn.Parameter)):
                 raise ValueError(f"{name} must be a parameter, or have a parametrization")
-            for map in self.parametrizations[name] if is_parametrized(self, name) else ():
-                if not hasattr(map, "right_inverse"):
-                    raise ValueError(f"{name}'s parametrization has no right_inverse: {map}")
-        # Whole tensors: a part of a sharded one is no view of it. Parametrizations may refuse.
-        for name in sorted(new, key=lambda name: not is_parametrized(self, name)):
-            if is_parametrized(self, name):
-                setattr(self, name, new[name])
-            else:
-                getattr(self, name).copy_(new[name])
+        before = [x.clone() for x in self.parameters()]
+        try:
+            for name, x in new.items():  # whole tensors: a part of a sharded one is no view of it
+                if is_parametrized(self, name):
+                    setattr(self, name, x)
+                else:
+                    getattr(self, name).copy_(x)
+        except BaseException:
+            for parameter, x in zip(self.parameters(), before, strict=True):
+                parameter.copy_(x)
+            raise
 
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "estimator", "eval_estimator", "normalize"]

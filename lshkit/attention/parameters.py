@@ -16,8 +16,6 @@ from torch import Tensor
 from lshkit import checks
 from lshkit.torch_ops.assertions import require
 
-BLOCK = 1024  # rows whose gradients are summed up before those of others
-
 
 def check_parameters(parameters: Any, estimator: Any) -> None:
     """A dict of tensors that the estimator knows."""
@@ -77,17 +75,6 @@ def one_or_each_head(name: str, tensor: Tensor, heads: int, device: torch.device
         )
     check_device(name, tensor, device)
     return tensor.reshape(1) if tensor.dim() == 0 else tensor
-
-
-def for_each_row(x: Tensor, batch: int, rows: int) -> Tensor:
-    """`(1 or B, H, 1, 1)` as `(B, H, rows, 1)`, with a gradient that threads do not change.
-
-    torch shares out among threads the sum of 32,768 numbers and more, if it is a single one. So
-    rows are summed up by blocks first: a sum each.
-    """
-    blocks = -(-rows // BLOCK)
-    x = x.expand(batch, -1, blocks, 1).expand(-1, -1, -1, BLOCK)
-    return x.flatten(2)[:, :, :rows, None]
 
 
 def sharpness_values(sharpness: float | Tensor, heads: int) -> Tensor:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from lshkit.attention.parameters import for_each_row
 from lshkit.torch_ops.assertions import require
 
 AUTO = "auto"
@@ -79,10 +78,9 @@ def lift(
         tau = float(lift_scale)
     query_tau = tau
     if isinstance(tau, Tensor):
-        batch, _, n_k, _ = key.shape
+        # A sum of its own for each feature in the gradient: torch's threads share out a single one.
+        tau = tau.expand(-1, -1, -1, key.shape[-1])
         query_tau = tau.repeat_interleave(groups, 1) if tau.shape[1] > 1 else tau
-        query_tau = for_each_row(query_tau, batch, query.shape[2])
-        tau = for_each_row(tau, batch, n_k)
     bounded = not isinstance(lift_scale, str)  # or else the bound comes from the rows
     if bounded:
         _require_inside("query", query, rows[0], query_tau)

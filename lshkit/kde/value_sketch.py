@@ -84,11 +84,10 @@ class ValueSketch(Sketch):
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row.
 
         The error is the jackknife's, by what each hash changes: with A and B its sums of values and
-        of weights, a mean without it differs by (A - mean B) over the other hashes' B. (The delta
-        method, which divides by all B, is too small by 10 to 20 % where some of 32 hashes have most
-        of the weight.) Means are clipped to the range of the values, in which all weighted means
-        lie. What folding leaves of B is noise around 0: a
-        laplacian query has rows near only if B is NOISE of its standard errors above it.
+        of weights, a mean without it differs by (A - mean B) over the other hashes' B. Means are
+        clipped to the range of the values, in which all weighted means lie. What folding leaves of
+        B is noise around 0: a laplacian query has rows near only if B is NOISE of its standard
+        errors above it.
 
         Hashes that agree, because they all met the same row or equal values, know nothing of the
         rows that they did not meet: no error is less than the standard deviation of the values

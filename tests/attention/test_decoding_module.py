@@ -116,6 +116,7 @@ def test_module_and_state_must_match():
     with torch.enable_grad(), pytest.raises(RuntimeError, match="no autograd through a state"):
         module(x, x, x, is_causal=True, state=state)
     assert all(torch.equal(x, before[name]) for name, x in state.state_dict().items())
+    assert state.to(torch.bfloat16)._inputs.dtype == torch.bfloat16
 
 
 @torch.no_grad()

@@ -29,12 +29,14 @@ IDS = ["sampled", "lift", "expected", "soft", "colliding"]
 
 
 class Attend(nn.Module):
-    def __init__(self, estimator, is_causal):
+    def __init__(self, estimator, is_causal, **parameters):
         super().__init__()
         self.estimator, self.is_causal = estimator, is_causal
+        self.parameters_by_name = nn.ParameterDict(parameters)
 
     def forward(self, query, key, value, seed):
         options = {"estimator": self.estimator, "is_causal": self.is_causal, "seed": seed}
+        options["parameters"] = dict(self.parameters_by_name) or None
         return yoso_attention(query, key, value, **options)
 
 
@@ -117,6 +119,25 @@ def test_export_with_a_dynamic_length(estimator, is_causal, keys):
     attend = Attend(replace(estimator, **sampling.get(estimator.name, {})), is_causal)
     for given in (inputs(*size) for size in sizes):
         torch.testing.assert_close(program(*given), attend(*given))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("estimator", "parameters"),
+    [
+        (Colliding(n_bits=4), {"scale": torch.tensor(12.0)}),
+        (Expected(unit_norm="lift"), {"lift_scale": torch.tensor(900.0)}),
+        (Expected(unit_norm="lift", lift_scale="auto"), {}),
+    ],
+    ids=["scale", "lift_scale", "auto"],
+)
+def test_export_of_scales(estimator, parameters):
+    attend = Attend(estimator, False, **parameters)
+    shapes = (*({2: torch.export.Dim("length", min=2, max=65536)},) * 3, None)
+    x, longer = (torch.randn(1, 1, n, 8) for n in (300, 2000))
+    program = torch.export.export(attend, (x, x, x, torch.tensor([7])), dynamic_shapes=shapes)
+    given = longer, longer, longer, torch.tensor([7])
+    torch.testing.assert_close(program.module()(*given), attend(*given))
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import pathlib
+import shutil
 
 import pytest
 
@@ -41,6 +42,9 @@ def test_other_settings_are_refused(runs):
     for place, value in ((("settings", "8", "x"), {"steps": [2]}), (("text",), "another")):
         with pytest.raises(SystemExit, match=f"have other settings: {' / '.join(place)}$"):
             runs.check(GIVEN | {place: value})
+        with pytest.raises(SystemExit, match="have other settings"):  # another process was first
+            runs.add({"method": "b", "seed": 0}, GIVEN | {place: value})
+    assert not runs.has(method="b")
 
 
 def test_quick_runs_are_no_results(monkeypatch, capsys):
@@ -55,19 +59,48 @@ def test_quick_runs_are_no_results(monkeypatch, capsys):
     assert "--quick needs its own --json" in capsys.readouterr().err
 
 
-def test_results_are_in_order():
+COMMANDS = {
+    "conversion": ["conversion"],
+    "recall_from_scratch": ["recall_from_scratch"],
+    "equal_time.__main__": ["equal_time", "equal_time_needle"],
+    "tasks.__main__": ["quality_tasks"],
+    "cost.__main__": ["quality_cost"],
+    "text.__main__": ["text", "text_gpu"],
+}
+
+
+def module_of(command):
     for package in ("torch", "tqdm", "matplotlib"):
         pytest.importorskip(package)
-    for command, *names in (
-        ("conversion", "conversion"),
-        ("recall_from_scratch", "recall_from_scratch"),
-        ("equal_time.__main__", "equal_time", "equal_time_needle"),
-        ("tasks.__main__", "quality_tasks"),
-        ("cost.__main__", "quality_cost"),
-        ("text.__main__", "text", "text_gpu"),
-    ):
-        order = importlib.import_module(f"benchmarks.quality.{command}").ORDER
-        for name in names:
-            made = Runs(RESULTS / f"{name}.json", order, {})
-            places = [made.place_of(run) for run in made.load()["runs"]]
-            assert places == sorted(set(places)), name
+    return importlib.import_module(f"benchmarks.quality.{command}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_results_are_in_order(command):
+    for name in COMMANDS[command]:
+        made = Runs(RESULTS / f"{name}.json", module_of(command).ORDER, {})
+        places = [made.place_of(run) for run in made.load()["runs"]]
+        assert places == sorted(set(places)), name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_check_their_file_and_make_no_run_again(command, monkeypatch, tmp_path):
+    module, checked = module_of(command), []
+    path = tmp_path / "runs.json"
+    shutil.copy(RESULTS / f"{COMMANDS[command][0]}.json", path)
+    options = [] if command.startswith("recall") else ["--picture", str(tmp_path / "runs.png")]
+    options += ["--resume"] if command.startswith("cost") else []
+    monkeypatch.setattr(Runs, "check", lambda self, given: checked.append(given))
+    monkeypatch.setattr(Runs, "has", lambda self, **wanted: True)
+    monkeypatch.setattr(Runs, "add", lambda self, run, given: pytest.fail(f"made again: {run}"))
+    monkeypatch.setattr("sys.argv", [command, "--json", str(path), *options])
+    module.main()
+    assert checked
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "cost.__main__"])
+def test_commands_write_quick_runs_elsewhere(command, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [command, "--quick"])
+    with pytest.raises(SystemExit):
+        module_of(command).main()
+    assert "--quick" in capsys.readouterr().err

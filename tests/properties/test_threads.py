@@ -84,15 +84,22 @@ def attention(estimator, is_causal, threads):
     return attend(attention_inputs(257, batch=1), estimator, None, is_causal)
 
 
-@cases([(Colliding(n_bits=10), "scale"), (replace(SAMPLED, unit_norm="lift"), "lift_scale")])
-def gradient_of_a_scale(estimator_and_name, threads):
-    """One number, of more rows than torch sums up on one thread."""
-    estimator, name = estimator_and_name
-    case = attention_inputs(4000, d=64, batch=2, heads=1)
-    scale = torch.tensor(2000.0 if name == "lift_scale" else 12.0, requires_grad=True)
-    inputs = case.query, case.key, case.value
-    out = yoso_attention(*inputs, estimator=estimator, parameters={name: scale}, seed=0)
-    return torch.autograd.grad(out, scale, case.grad_out)
+@cases(
+    [
+        (Colliding(n_bits=12), {"scale": 12.0}),
+        (replace(SAMPLED, unit_norm="lift"), {"lift_scale": 2000.0}),
+        (replace(SAMPLED, unit_norm="lift", lift_scale="auto"), {}),
+    ],
+    [(2, 4000), (1, 40_000), (40_000, 1)],
+)
+def gradient_of_a_scale(estimator_and_value, sizes, threads):
+    """One number, of more rows and sequences than torch sums up on one thread."""
+    estimator, parameters = estimator_and_value
+    case = attention_inputs(sizes[1], d=16, batch=sizes[0], heads=1)
+    parameters = {name: torch.tensor(x, requires_grad=True) for name, x in parameters.items()}
+    inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
+    out = yoso_attention(*inputs, estimator=estimator, parameters=parameters, seed=0)
+    return torch.autograd.grad(out, [*inputs, *parameters.values()], case.grad_out)
 
 
 @cases(["collided", "unbiased"], [False, True])

@@ -13,7 +13,7 @@ from lshkit import checks, torch_ops
 from lshkit.attention.arguments import check_cpu, seed_tensor
 from lshkit.attention.call import Call, exporting
 from lshkit.attention.estimators.hashed import BucketSums, Hashed
-from lshkit.attention.parameters import for_each_row, one_or_each_head
+from lshkit.attention.parameters import one_or_each_head
 from lshkit.attention.unit_norm import unit_rows
 from lshkit.torch_ops.assertions import require
 
@@ -123,16 +123,17 @@ class Colliding(Hashed):
         return out.to(dtype)
 
     def scale_of(self, call: Call) -> float | Tensor:
-        """A number, or `(B, H, N_q, 1)`: one for each query."""
+        """A number, or `(H, 1, D)`: one for each head of queries."""
         scale = call.parameters.get("scale")
         if scale is None:
             return self.scale
-        heads, (batch, _, n_q, _) = call.key.shape[1], call.query.shape
+        heads = call.key.shape[1]
         scale = one_or_each_head("scale", scale, heads, call.query.device).float()
         check_scale("parameters['scale']", scale)
         groups = call.query.shape[1] // max(heads, 1)
         scale = scale.expand(heads).repeat_interleave(groups)[:, None, None]
-        return for_each_row(scale[None], batch, n_q)
+        # A sum of its own for each feature in the gradient: torch's threads share out a single one.
+        return scale.expand(-1, -1, call.query.shape[-1])
 
     def _attend_each(self, call: Call) -> Tensor:
         """Packed sequences, one by one, all with the same hash functions."""
