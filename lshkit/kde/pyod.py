@@ -46,6 +46,9 @@ class LSHKDE(BaseDetector):
     >>> LSHKDE(contamination=0.05).fit(X).predict(X_new)  # doctest: +SKIP
     """
 
+    threshold_: float
+    labels_: np.ndarray
+
     def __init__(
         self,
         contamination: float = 0.1,
