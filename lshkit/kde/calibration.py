@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
+CLEAR = 1 + 1e-5  # of WITHIN: else rounding decides where queries repeat the held-out ones
 STATED_RISK = 0.01  # the same of BEYOND
 MOVED = 3.1  # standard deviations that the errors of near queries move by; 1 / 1,000 go further
 MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
@@ -212,7 +213,7 @@ class Run:
             off = off + np.sqrt(self.added) * np.maximum(off, MOVED * stated)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             off = off * of_logarithm(np.where(self.mean > self.exact, self.exact / self.mean, 1))
-            wanted = self.shift + 2 * np.log(off / WITHIN) - self.log_at_risk
+            wanted = self.shift + 2 * np.log(CLEAR * off / WITHIN) - self.log_at_risk
         short = (off > WITHIN * self.error) & (self.log_at_risk > -np.inf)
         return np.where(short, wanted, -np.inf)
 

@@ -226,10 +226,17 @@ class Sketch:
 
         threads are not read: the verb uses the core's.
         """
-        parts = [self._estimate(codes, with_error) for _, codes in self.codes_by_chunk(X)]
+        squares = self._squares() if with_error and self._chance else None
+        parts = [self._estimate(codes, with_error, squares) for _, codes in self.codes_by_chunk(X)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
-    def _estimate(self, codes: np.ndarray, with_error: bool) -> Estimate:
+    def _squares(self) -> np.ndarray:
+        """Sums of the squares of each hash's buckets `(n_hashes,)`."""
+        return np.array([(of_hash * of_hash).sum() for of_hash in self.table.table[..., 0]])
+
+    def _estimate(
+        self, codes: np.ndarray, with_error: bool, squares: np.ndarray | None
+    ) -> Estimate:
         sums = self.table.query(codes)[:, 0]
         forgetting = self.forgetting
         oldest = None if forgetting is None else forgetting.oldest
@@ -241,6 +248,8 @@ class Sketch:
             error = np.full(len(codes), np.inf)  # nobody knows
         elif with_error:
             error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
+            if squares is not None:
+                error = np.maximum(error, self._error_of_folding(codes, squares))
             if oldest is not None and self.total > 0:
                 # All rows of its bucket, or all others, are inside the window or outside.
                 share, weight = sums / self.total, oldest.table[0].sum()
@@ -250,6 +259,15 @@ class Sketch:
         return Estimate(
             np.zeros(len(codes)), self._corrected(sums), error, np.zeros(len(codes), np.int64)
         )
+
+    def _error_of_folding(self, codes: np.ndarray, squares: np.ndarray) -> np.ndarray:
+        """The least standard error: each row of other buckets is folded into this one by chance.
+
+        Few hashes meet any of them, and where one row has much of the weight, most meet too little.
+        """
+        own = self.table.table[np.arange(self.n_hashes), codes.astype(np.intp), 0]
+        variances = np.maximum(squares - own * own, 0) * self._chance / (1 - self._chance)
+        return np.sqrt(variances.mean(axis=1) / self.n_hashes) / self.total
 
     def of_each_hash(self, X: np.ndarray) -> np.ndarray:
         """The estimate of each hash alone, `(len(X), n_hashes)`."""

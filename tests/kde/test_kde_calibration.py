@@ -11,6 +11,7 @@ from scipy.stats import binom
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.calibration import (
     BEYOND,
+    CLEAR,
     N_HELD_OUT,
     RISK,
     HeldOut,
@@ -162,11 +163,11 @@ def run_of(mean, exact, error, added=0.0, n=1000):
 def test_the_floor_covers_logarithms_and_what_moves_near_queries_together():
     assert run_of(1.25, 1.0, 0.25 / 2.6).error_floor() is None
     floor = run_of(1.25, 1.0, 0.25 / 2.9).error_floor()  # 3.23 of the logarithm
-    assert np.exp(floor / 2) * 1.25**0.5 == pytest.approx(1.25 * np.log(1.25) / 3)
+    assert np.exp(floor / 2) * 1.25**0.5 == pytest.approx(CLEAR * 1.25 * np.log(1.25) / 3)
     few = run_of(0.8, 1.0, 0.2 / 2.9, added=0.01)
     assert few.error_floor(moved=False) is None
     assert np.exp(few.error_floor() / 2) * 0.8**0.5 == pytest.approx(
-        (0.2 + 0.1 * 3.1 * 0.2 / 2.9) / 3
+        CLEAR * (0.2 + 0.1 * 3.1 * 0.2 / 2.9) / 3
     )
     assert run_of(0.8, 1.0, np.inf, added=0.0).error_floor() is None
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from cases.archives import changed
-from cases.kde import SKETCHES, clustered, exact, sketch
+from cases.kde import SKETCHES, clustered, exact, log_mean, sketch
 from sklearn.exceptions import NotFittedError
 
 from lshkit.kde import LSHKernelDensity
@@ -35,6 +35,32 @@ def test_unbiased_with_the_stated_error(kernel, data):
     assert (np.abs(means.mean(axis=0) - wanted) < 4 * spread / np.sqrt(runs)).all()
     ratio = (errors**2).mean(axis=0) / spread**2
     assert 0.7 < np.exp(np.log(ratio).mean()) < 1.6  # hashes of one rotation vary less together
+
+
+@pytest.mark.parametrize("share", [0.4, 0.001])
+def test_no_error_is_less_than_what_folding_leaves(share):
+    """Hashes that agree have all missed the rows of other buckets, of which one may be heavy."""
+    rng = np.random.default_rng(0)
+    places = rng.normal(size=(1000, 5))
+    shares = np.full(1000, (1 - share) / 999)
+    shares[0] = share
+    rows, queries = places[rng.choice(1000, 20_000, p=shares)], places[1:400]
+    wanted = np.exp(log_mean("laplacian", queries, rows, 0.05))
+    for n_bits, n_hashes in ((12, 32), (12, 256), (16, 32)):
+        got = []
+        for seed in range(4):
+            options = dict(n_bits=n_bits, n_hashes=n_hashes, random_state=seed)
+            density = LSHKernelDensity("laplacian", 0.05, algorithm="bucket_sum", **options)
+            got.append(density.fit(rows).kernel_mean(queries, return_std=True))
+        mean, std = np.swapaxes(got, 0, 1)
+        assert (np.abs(mean - wanted) > 3 * std).mean() < 0.015
+        assert 0.5 < np.sqrt((std**2).mean() / ((mean - wanted) ** 2).mean()) < 2
+
+
+def test_a_sketch_of_equal_rows_is_exact():
+    density = LSHKernelDensity("laplacian", algorithm="bucket_sum", random_state=0)
+    mean, std = density.fit(np.ones((50, 3))).kernel_mean(np.ones((1, 3)), return_std=True)
+    assert mean == 1 and std == 0
 
 
 @pytest.mark.parametrize("kernel", SKETCHES)
