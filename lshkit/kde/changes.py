@@ -21,6 +21,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._open = False  # a change has begun and not ended
+        self.count = 0  # steps of changes so far
         self._renew()
 
     def _renew(self) -> None:
@@ -46,8 +47,9 @@ class Changes:
                 self.end()
 
     def begin(self) -> None:
-        """Before the first number is changed."""
+        """Before numbers are changed."""
         self._open = True
+        self.count += 1
 
     def end(self) -> None:
         """All numbers are those of the same rows."""

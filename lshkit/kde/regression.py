@@ -380,9 +380,9 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             float32 if X is and float32 holds numbers of y's size. Where no row is near (all kernels
             are 0, or what a sketch finds is noise) the mean of the targets.
         std : array of the same shape, with return_std=True
-            Standard error of y as an estimate of the exact m(x), by the delta method for a ratio:
-            0 where it is exact, inf where no row is near. It does not contain the noise of the
-            targets: m(x) itself is uncertain too.
+            Standard error of y as an estimate of the exact m(x), by the delta method for a ratio
+            (of a sketch by the jackknife over its hashes): 0 where it is exact, inf where no row is
+            near. It does not contain the noise of the targets: m(x) itself is uncertain too.
 
         Raises
         ------

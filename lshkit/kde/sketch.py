@@ -7,7 +7,7 @@ is the kernel sum, unbiased (Coleman and Shrivastava 2020, RACE). No row is kept
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Sketch:
     """
 
     name, exact = "bucket_sum", False
+    _kept: tuple[int, Any] = (-1, None)  # changes so far, and what was computed of the table then
 
     def __init__(
         self,
@@ -88,7 +89,9 @@ class Sketch:
 
     def __getstate__(self) -> dict[str, Any]:
         self.changes.check()
-        return {name: value for name, value in vars(self).items() if name != "changes"}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("changes", "_kept")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -226,9 +229,16 @@ class Sketch:
 
         threads are not read: the verb uses the core's.
         """
-        squares = self._squares() if with_error and self._chance else None
+        squares = self._of_table(self._squares) if with_error and self._chance else None
         parts = [self._estimate(codes, with_error, squares) for _, codes in self.codes_by_chunk(X)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
+
+    def _of_table(self, compute: Callable[[], Any]) -> Any:
+        """What that gives, until the table changes."""
+        count = self.changes.count
+        if self._kept[0] != count:
+            self._kept = count, compute()
+        return self._kept[1]
 
     def _squares(self) -> np.ndarray:
         """Sums of the squares of each hash's buckets `(n_hashes,)`."""

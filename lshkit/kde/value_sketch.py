@@ -91,22 +91,24 @@ class ValueSketch(Sketch):
 
         Hashes that agree, because they all met the same row or equal values, know nothing of the
         rows that they did not meet: no error is less than the standard deviation of the values
-        over the root of the number of rows that were met, with repetition.
+        over the root of the number of rows that were met, with repetition, nor than what is
+        subtracted for rows of other buckets that no hash has met.
         """
         self.check_range(X)
         step = max(1, MOST_NUMBERS // (self.n_hashes * (1 + self.n_outputs)))
-        parts = [self._means(X[i : i + step]) for i in range(0, len(X), step)]
+        moments = self._of_table(self._moments) if self._chance else None
+        parts = [self._means(X[i : i + step], moments) for i in range(0, len(X), step)]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
         return means, errors
 
-    def _means(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _means(
+        self, X: np.ndarray, moments: tuple[np.ndarray, ...] | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         codes = self.codes(X).astype(np.intp)
-        each = self.table.table[np.arange(self.n_hashes), codes]  # (n, n_hashes, 1 + n_outputs)
-        least = LEAST * self.total
-        if self.geometry.kernel == "laplacian":
-            each = each - 2.0**-self.n_bits * self.totals
-            if self.n_hashes > 1:
-                least = np.maximum(least, NOISE * self._error(each[..., :1]))
+        own = self.table.table[np.arange(self.n_hashes), codes]  # (n, n_hashes, 1 + n_outputs)
+        each, least = own - self._chance * self.totals, LEAST * self.total
+        if moments is not None and self.n_hashes > 1:
+            least = np.maximum(least, NOISE * each[..., :1].std(1, ddof=1) / self.n_hashes**0.5)
         sums = each.mean(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             means = np.where(sums[:, :1] > least, sums[:, 1:] / sums[:, :1], np.nan)
@@ -118,6 +120,9 @@ class ValueSketch(Sketch):
                 errors = np.sqrt((1 - 1 / self.n_hashes) * (changes**2).sum(axis=1))
                 met = self.n_hashes * sums[:, :1] * self.total / self.squared_weights
                 errors = np.maximum(errors, self._spread() / np.sqrt(met))
+                if moments is not None:
+                    folded = self._missed(own, means, moments) / sums[:, :1]
+                    errors = np.maximum(errors, folded)
         return np.clip(means, self.low - self.offset, self.high - self.offset), errors
 
     def _spread(self) -> np.ndarray:
@@ -125,6 +130,20 @@ class ValueSketch(Sketch):
         mean, square = self.totals[1:] / self.total, self.squared_values / self.total
         return np.sqrt(np.maximum(square - mean**2, 0))
 
-    def _error(self, of_each_hash: np.ndarray) -> np.ndarray:
-        """Standard error of the mean over the hashes."""
-        return of_each_hash.std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
+    def _moments(self) -> tuple[np.ndarray, ...]:
+        """Of each hash's buckets, as shares of the weight: sums of B^2, A B and A^2."""
+        moments = []
+        for of_hash in self.table.table:
+            b, a = of_hash[:, :1] / self.total, of_hash[:, 1:] / self.total
+            moments.append([(b * b).sum(0), (a * b).sum(0), (a * a).sum(0)])
+        return tuple(np.array(x) for x in zip(*moments, strict=True))
+
+    def _missed(
+        self, own: np.ndarray, means: np.ndarray, moments: tuple[np.ndarray, ...]
+    ) -> np.ndarray:
+        """Of A - means B: what is subtracted for the rows of other buckets that no hash has met."""
+        squares, products, values = moments
+        f, own = means[:, None], own / self.total
+        of_own = (own[..., 1:] - f * own[..., :1]) ** 2
+        others = values - 2 * f * products + f**2 * squares - of_own
+        return self._chance * np.sqrt(np.maximum(others, 0).mean(axis=1)) * self.total

@@ -58,6 +58,29 @@ def test_sketches_have_the_stated_error(name, data):
     assert (ratio > 0.7).all() and (ratio < 1.6).all()
 
 
+@pytest.mark.parametrize("n_hashes", [32, 256])
+def test_errors_hold_beside_a_heavy_row(n_hashes):
+    """In few hashes is it folded to a query's bucket, while its share of all is subtracted."""
+    rng = np.random.default_rng(0)
+    places = rng.normal(size=(1000, 5))
+    shares = np.r_[0.4, np.full(999, 0.6 / 999)]
+    rows, queries = places[rng.choice(1000, 20_000, p=shares)], places[1:400]
+    values = np.sin(3 * rows[:, 0]) + 0.3 * rng.normal(size=20_000)
+    exact = LSHKernelRegressor("laplacian", 0.05, rtol=0).fit(rows, values).predict(queries)
+    errors, stated = [], []
+    for seed in range(4):
+        options = dict(n_bits=12, n_hashes=n_hashes, random_state=seed)
+        model = LSHKernelRegressor("laplacian", 0.05, algorithm="bucket_sum", **options)
+        mean, std = model.fit(rows, values).predict(queries, return_std=True)
+        known = np.isfinite(std)
+        assert known.mean() > 0.9
+        errors.extend(np.abs(mean - exact)[known])
+        stated.extend(std[known])
+    errors, stated = np.array(errors), np.array(stated)
+    assert (errors > 3 * stated).mean() < 0.015
+    assert 0.7 < np.sqrt((stated**2).mean() / (errors**2).mean()) < 2
+
+
 @pytest.mark.parametrize("name", SKETCHES)
 def test_streamed_parts_are_the_whole_in_constant_memory(name):
     whole = sketch(name).fit(ROWS, VALUES, WEIGHTS)
