@@ -53,8 +53,8 @@ class Runs:
             yield results
             write_json(self.path, results)
 
-    def add(self, run: dict, given: Places) -> None:
-        """Puts the run and what it depends on into the file."""
+    def add(self, run: dict, given: Places, **others) -> None:
+        """Puts the run and what it depends on into the file; others replace what it has of them."""
         with self.updated() as results:
             self.check(given, results)
             if find(results, **{name: run[name] for name in self.order}):
@@ -64,6 +64,7 @@ class Runs:
                 for name in outer:
                     inner = inner.setdefault(name, {})
                 inner[last] = value
+            results |= others
             results["runs"] = sorted([*results["runs"], run], key=self.place_of)
 
     def place_of(self, run: dict) -> tuple:

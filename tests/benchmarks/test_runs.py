@@ -92,7 +92,7 @@ def test_commands_check_their_file_and_make_no_run_again(command, monkeypatch, t
     options += ["--resume"] if command.startswith("cost") else []
     monkeypatch.setattr(Runs, "check", lambda self, given: checked.append(given))
     monkeypatch.setattr(Runs, "has", lambda self, **wanted: True)
-    monkeypatch.setattr(Runs, "add", lambda self, run, given: pytest.fail(f"made again: {run}"))
+    monkeypatch.setattr(Runs, "add", lambda self, run, *_, **__: pytest.fail(f"made again: {run}"))
     monkeypatch.setattr("sys.argv", [command, "--json", str(path), *options])
     module.main()
     assert checked

@@ -182,7 +182,7 @@ def main() -> None:
         if runs.has(**dict(zip(ORDER, key, strict=True))):
             continue
         run = train(args.task, *key, setting)
-        runs.add(run, given | {("schedules",): schedules})
+        runs.add(run, given, schedules=schedules)
         result = f"accuracy {run['accuracy']:.4f}, {run['steps']} steps, {run['seconds']:.0f} s"
         print(f"{', '.join(map(str, key))}: {result}", flush=True)
     results = runs.load()
