@@ -21,7 +21,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._open = False  # a change has begun and not ended
-        self.count = 0  # steps of changes so far
+        self.count = 0  # begun and ended steps of changes so far
         self._renew()
 
     def _renew(self) -> None:
@@ -53,6 +53,8 @@ class Changes:
 
     def end(self) -> None:
         """All numbers are those of the same rows."""
+        if self._open:
+            self.count += 1  # what was computed since the change began is of neither table
         self._open = False
 
     def check(self) -> None:

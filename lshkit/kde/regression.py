@@ -398,7 +398,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         X = as_queries(self, X, method.geometry.kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
         with core_threads(self.n_jobs) as threads:
-            parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
+            batches = [X[i : i + size] for i in range(0, len(X), size)]
+            parts = [method.estimate(batch, threads, return_std) for batch in batches]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
         nowhere = np.isnan(means)
         means = np.where(nowhere, mean, means)

@@ -84,8 +84,13 @@ class SampledMeans:
         ]
         self.spread, self.range = _missed(strata, self.sizes / self.ends, weights, values)
 
-    def estimate(self, X: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
-        """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
+    def estimate(
+        self, X: np.ndarray, threads: int, with_error: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row.
+
+        with_error is not read: the errors say when to end.
+        """
         if len(self.segments) < 2:  # a history and a sample
             return self.exact.estimate(X, threads)
         scaled = self.geometry.scale(X)

@@ -7,6 +7,7 @@ is the kernel sum, unbiased (Coleman and Shrivastava 2020, RACE). No row is kept
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ MAX_COUNT = 2.0**53  # of weights that are whole numbers, as those of rows witho
 # memory back at once, as with the settings of Dask's workers, fresh pages cost more than the codes.
 CODE_BYTES = 2**16
 LEAST_CHUNK = 1024  # rows, which threads share
+CACHED = 2**15  # numbers of the table that are read at once
 SKETCH_BITS = 16
 N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
 LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
@@ -229,23 +231,44 @@ class Sketch:
 
         threads are not read: the verb uses the core's.
         """
-        squares = self._of_table(self._squares) if with_error and self._chance else None
-        parts = [self._estimate(codes, with_error, squares) for _, codes in self.codes_by_chunk(X)]
+        known = with_error and self.n_hashes > 1 and self.total > 0
+        moments = self._of_table(self._moments) if known and self._chance else None
+        parts = [self._estimate(codes, with_error, moments) for _, codes in self.codes_by_chunk(X)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
     def _of_table(self, compute: Callable[[], Any]) -> Any:
         """What that gives, until the table changes."""
-        count = self.changes.count
-        if self._kept[0] != count:
-            self._kept = count, compute()
-        return self._kept[1]
+        count, kept = self._kept
+        if count != self.changes.count:
+            count = self.changes.count  # before the table is read, which another thread may change
+            kept = compute()
+            self._kept = count, kept
+        return kept
 
-    def _squares(self) -> np.ndarray:
-        """Sums of the squares of each hash's buckets `(n_hashes,)`."""
-        return np.array([(of_hash * of_hash).sum() for of_hash in self.table.table[..., 0]])
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sums of B X and of X^2 over the buckets, means of the hashes.
+
+        X are a bucket's numbers `(n_columns,)`, B the first of them, all as shares of the weight.
+        """
+        products, squares = np.zeros((2, self.table.table.shape[2]))
+        step = max(1, CACHED // len(squares))
+        firsts = range(0, 2**self.n_bits, step)
+        for of_hash, first in itertools.product(range(self.n_hashes), firsts):
+            numbers = self._counted((of_hash, slice(first, first + step)))
+            shares = np.ascontiguousarray(numbers.T) / self.total
+            products += shares @ shares[0] / self.n_hashes
+            squares += np.einsum("ib,ib->i", shares, shares) / self.n_hashes
+        return products, squares
+
+    def _counted(self, at: Any) -> np.ndarray:
+        """Numbers of the table there, of which a window leaves out a share of the oldest rows."""
+        numbers = self.table.table[at]
+        if self.forgetting is not None and self.forgetting.oldest is not None:
+            return numbers - (1 - self.forgetting.inside) * self.forgetting.oldest.table[at]
+        return numbers
 
     def _estimate(
-        self, codes: np.ndarray, with_error: bool, squares: np.ndarray | None
+        self, codes: np.ndarray, with_error: bool, moments: tuple[np.ndarray, ...] | None
     ) -> Estimate:
         sums = self.table.query(codes)[:, 0]
         forgetting = self.forgetting
@@ -257,10 +280,14 @@ class Sketch:
         if with_error and (self.n_hashes == 1 or not self.total > 0):
             error = np.full(len(codes), np.inf)  # nobody knows
         elif with_error:
-            error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
-            if squares is not None:
-                error = np.maximum(error, self._error_of_folding(codes, squares))
-            if oldest is not None and self.total > 0:
+            own = self._own(codes)
+            error = self._corrected(own).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
+            if moments is not None:
+                own /= self.total
+                squares = moments[1] - (own**2).mean(axis=1)
+                rest = 1 - own.mean(axis=1)
+                error = np.maximum(error, self._folded(squares, rest))
+            if oldest is not None:
                 # All rows of its bucket, or all others, are inside the window or outside.
                 share, weight = sums / self.total, oldest.table[0].sum()
                 moved = (1 - share) * old + share * (weight - old)
@@ -270,25 +297,34 @@ class Sketch:
             np.zeros(len(codes)), self._corrected(sums), error, np.zeros(len(codes), np.int64)
         )
 
-    def _error_of_folding(self, codes: np.ndarray, squares: np.ndarray) -> np.ndarray:
-        """The least standard error: each row of other buckets is folded into this one by chance.
+    def _folded(
+        self,
+        squares: np.ndarray,
+        rest: np.ndarray,
+        met: np.ndarray | float = 1.0,
+        near: np.ndarray | float = 1.0,
+    ) -> np.ndarray:
+        """The least standard error, from what the other buckets of each hash hold.
 
-        Few hashes meet any of them, and where one row has much of the weight, most meet too little.
+        squares, rest: sums over these buckets of squares and of numbers; means of the hashes. met,
+        near: what a sum is divided by before and after the correction for folding.
+
+        Each cell is folded into the query's bucket by chance p. Where no hash has met any of them,
+        what is subtracted for all is the error; never is it more than the standard deviation, in
+        which the sum of squares is that of cells. Of buckets it is larger, by p rest^2.
         """
-        own = self.table.table[np.arange(self.n_hashes), codes.astype(np.intp), 0]
-        variances = np.maximum(squares - own * own, 0) * self._chance / (1 - self._chance)
-        return np.sqrt(variances.mean(axis=1) / self.n_hashes) / self.total
+        odds = self._chance / (1 - self._chance)
+        cells = np.sqrt(np.maximum(squares - odds * rest**2, 0))
+        unmet = odds * np.maximum(np.abs(rest), cells) / met
+        return np.minimum(unmet, np.sqrt(odds / self.n_hashes) * cells / near)
 
     def of_each_hash(self, X: np.ndarray) -> np.ndarray:
         """The estimate of each hash alone, `(len(X), n_hashes)`."""
-        return self._of_each(self.codes(X))
+        return self._corrected(self._own(self.codes(X)))
 
-    def _of_each(self, codes: np.ndarray) -> np.ndarray:
-        at = np.arange(self.n_hashes), codes.astype(np.intp), 0
-        single = self.table.table[at]
-        if self.forgetting is not None and self.forgetting.oldest is not None:
-            single -= (1 - self.forgetting.inside) * self.forgetting.oldest.table[at]
-        return self._corrected(single)
+    def _own(self, codes: np.ndarray) -> np.ndarray:
+        """What each hash's bucket holds, `(n, n_hashes)`."""
+        return self._counted((np.arange(self.n_hashes), codes.astype(np.intp), 0))
 
     @property
     def _chance(self) -> float:

@@ -79,7 +79,7 @@ class ValueSketch(Sketch):
         return units
 
     def estimate(  # type: ignore[override]  # of several outputs
-        self, X: np.ndarray, threads: int | None = None
+        self, X: np.ndarray, threads: int | None = None, with_error: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row.
 
@@ -91,29 +91,32 @@ class ValueSketch(Sketch):
 
         Hashes that agree, because they all met the same row or equal values, know nothing of the
         rows that they did not meet: no error is less than the standard deviation of the values
-        over the root of the number of rows that were met, with repetition, nor than what is
-        subtracted for rows of other buckets that no hash has met.
+        over the root of the number of rows that were met, with repetition, nor than what folding
+        leaves. Nor is one larger than the way to the farther end of the range of the values.
+        with_error=False skips the errors, which are then inf.
         """
         self.check_range(X)
         step = max(1, MOST_NUMBERS // (self.n_hashes * (1 + self.n_outputs)))
-        moments = self._of_table(self._moments) if self._chance else None
-        parts = [self._means(X[i : i + step], moments) for i in range(0, len(X), step)]
+        with_error = with_error and self.n_hashes > 1
+        moments = self._of_table(self._moments) if with_error and self._chance else None
+        parts = [self._means(X[i : i + step], with_error, moments) for i in range(0, len(X), step)]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
         return means, errors
 
     def _means(
-        self, X: np.ndarray, moments: tuple[np.ndarray, ...] | None
+        self, X: np.ndarray, with_error: bool, moments: tuple[np.ndarray, ...] | None
     ) -> tuple[np.ndarray, np.ndarray]:
         codes = self.codes(X).astype(np.intp)
         own = self.table.table[np.arange(self.n_hashes), codes]  # (n, n_hashes, 1 + n_outputs)
         each, least = own - self._chance * self.totals, LEAST * self.total
-        if moments is not None and self.n_hashes > 1:
+        if self._chance and self.n_hashes > 1:
             least = np.maximum(least, NOISE * each[..., :1].std(1, ddof=1) / self.n_hashes**0.5)
         sums = each.mean(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             means = np.where(sums[:, :1] > least, sums[:, 1:] / sums[:, :1], np.nan)
             errors = np.full(means.shape, np.inf)
-            if self.n_hashes > 1:
+            low, high = self.low - self.offset, self.high - self.offset
+            if with_error:
                 others = self.n_hashes * sums[:, None, :1] - each[..., :1]
                 changes = each[..., 1:] - means[:, None] * each[..., :1]
                 changes /= np.maximum(others, self.n_hashes * LEAST * self.total)
@@ -121,29 +124,24 @@ class ValueSketch(Sketch):
                 met = self.n_hashes * sums[:, :1] * self.total / self.squared_weights
                 errors = np.maximum(errors, self._spread() / np.sqrt(met))
                 if moments is not None:
-                    folded = self._missed(own, means, moments) / sums[:, :1]
-                    errors = np.maximum(errors, folded)
-        return np.clip(means, self.low - self.offset, self.high - self.offset), errors
+                    errors = np.maximum(errors, self._left_by_folding(own, means, *moments))
+                farther = np.maximum(means - low, high - means)
+                errors = np.minimum(errors, np.maximum(farther, 0))
+        return np.clip(means, low, high), errors
 
     def _spread(self) -> np.ndarray:
         """Standard deviation of the values `(n_outputs,)`."""
         mean, square = self.totals[1:] / self.total, self.squared_values / self.total
         return np.sqrt(np.maximum(square - mean**2, 0))
 
-    def _moments(self) -> tuple[np.ndarray, ...]:
-        """Of each hash's buckets, as shares of the weight: sums of B^2, A B and A^2."""
-        moments = []
-        for of_hash in self.table.table:
-            b, a = of_hash[:, :1] / self.total, of_hash[:, 1:] / self.total
-            moments.append([(b * b).sum(0), (a * b).sum(0), (a * a).sum(0)])
-        return tuple(np.array(x) for x in zip(*moments, strict=True))
-
-    def _missed(
-        self, own: np.ndarray, means: np.ndarray, moments: tuple[np.ndarray, ...]
+    def _left_by_folding(
+        self, own: np.ndarray, means: np.ndarray, products: np.ndarray, squares: np.ndarray
     ) -> np.ndarray:
-        """Of A - means B: what is subtracted for the rows of other buckets that no hash has met."""
-        squares, products, values = moments
-        f, own = means[:, None], own / self.total
-        of_own = (own[..., 1:] - f * own[..., :1]) ** 2
-        others = values - 2 * f * products + f**2 * squares - of_own
-        return self._chance * np.sqrt(np.maximum(others, 0).mean(axis=1)) * self.total
+        """Of the sums of A - means B, the least standard error."""
+        own = own / self.total
+        differences = own[..., 1:] - means[:, None] * own[..., :1]
+        of_buckets = squares[1:] - 2 * means * products[1:] + means**2 * squares[0]
+        rest = self.totals[1:] / self.total - means - differences.mean(axis=1)
+        met = own[..., :1].mean(axis=1)
+        near = (met - self._chance) / (1 - self._chance)
+        return self._folded(of_buckets - (differences**2).mean(axis=1), rest, met, near)

@@ -257,7 +257,9 @@ class ExactMeans:
             }
             self.values = ValueRows(*rows, **options)
 
-    def estimate(self, X: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(
+        self, X: np.ndarray, threads: int, with_error: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
         if isinstance(self.values, FewRows):
             moments = self.values.moments(X, threads)

@@ -317,3 +317,19 @@ def test_a_copy_waits_for_rows_that_another_thread_adds(copy_of, rows, monkeypat
     assert copied.n_samples_seen_ == copied._kde_sketch.table.count == 600
     assert np.array_equal(copied.kernel_mean(rows[:5]), density.kernel_mean(rows[:5]))
     assert copied._kde_sketch.changes is not density._kde_sketch.changes
+
+
+def test_errors_after_a_change_are_of_the_changed_table(rows, monkeypatch):
+    """Also where a query that had begun before has read the table meanwhile."""
+    density, plain = sketch("laplacian").fit(rows[:500]), BucketTable.add
+
+    def add(self, *args):
+        density._kde_sketch.estimate(rows[:5])
+        plain(self, *args)
+
+    monkeypatch.setattr(BucketTable, "add", add)
+    density.partial_fit(np.repeat(rows[:1], 5000, axis=0))
+    monkeypatch.undo()
+    whole = sketch("laplacian").fit(np.r_[rows[:500], np.repeat(rows[:1], 5000, axis=0)])
+    for x, y in zip(*(x.kernel_mean(rows[:500], True) for x in (density, whole)), strict=True):
+        assert np.array_equal(x, y)

@@ -57,6 +57,37 @@ def test_no_error_is_less_than_what_folding_leaves(share):
         assert 0.5 < np.sqrt((std**2).mean() / ((mean - wanted) ** 2).mean()) < 2
 
 
+@pytest.mark.parametrize("n_bits", [1, 4, 8, 12])
+def test_rows_that_share_buckets_leave_no_more(n_bits):
+    """A full table shows in each hash what folding adds: it is not counted twice."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(30_000, 6)), rng.normal(size=(100, 6))
+    wanted = np.exp(log_mean("laplacian", queries, rows, 0.3))
+    got = []
+    for seed in range(4):
+        options = dict(n_bits=n_bits, n_hashes=32, random_state=seed)
+        density = LSHKernelDensity("laplacian", 0.3, algorithm="bucket_sum", **options)
+        got.append(density.fit(rows).kernel_mean(queries, return_std=True))
+    mean, std = np.swapaxes(got, 0, 1)
+    assert 0.8 < np.sqrt((std**2).mean() / ((mean - wanted) ** 2).mean()) < 1.3
+
+
+def test_folding_leaves_what_is_in_the_window():
+    """A block that is nearly out of it counts with the share that is inside."""
+    places = np.random.default_rng(0).normal(size=(100, 5))
+    options = dict(algorithm="bucket_sum", n_bits=8, n_hashes=32, random_state=0)
+    rows = np.r_[np.repeat(places[:1], 4000, axis=0), places[np.arange(39_600) % 99 + 1]]
+    window = dict(sliding_window=40_000, sliding_window_error=0.1)
+    density = LSHKernelDensity("laplacian", 0.05, **options, **window).fit(rows)
+    inside = density._kde_sketch.forgetting.inside
+    assert 0 < inside < 0.2
+    weights = np.r_[np.full(4000, inside), np.ones(39_600)]
+    wanted = LSHKernelDensity("laplacian", 0.05, **options).fit(rows, sample_weight=weights)
+    (mean, std), (mean_wanted, least) = (x.kernel_mean(places[1:], True) for x in (density, wanted))
+    assert np.allclose(mean, mean_wanted, rtol=0, atol=1e-8)  # weights are rounded
+    assert 1 <= np.median(std / least) < 1.2  # more, as the oldest rows may be inside or outside
+
+
 def test_a_sketch_of_equal_rows_is_exact():
     density = LSHKernelDensity("laplacian", algorithm="bucket_sum", random_state=0)
     mean, std = density.fit(np.ones((50, 3))).kernel_mean(np.ones((1, 3)), return_std=True)

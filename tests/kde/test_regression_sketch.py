@@ -81,6 +81,43 @@ def test_errors_hold_beside_a_heavy_row(n_hashes):
     assert 0.7 < np.sqrt((stated**2).mean() / (errors**2).mean()) < 2
 
 
+@pytest.mark.parametrize(("n_bits", "n_hashes"), [(12, 32), (16, 32)])
+def test_errors_hold_beside_many_repeated_rows(n_bits, n_hashes):
+    """What is subtracted for each is little, and nearly always no hash has met most of them."""
+    rng = np.random.default_rng(0)
+    n = 60 if n_bits == 12 else 250
+    rows = np.r_[np.repeat(100 * rng.normal(size=(n, 5)) + 10, 30, axis=0), np.zeros((100, 5))]
+    rows[-100:] = -200 - 100 * np.abs(rng.normal(size=(100, 5)))
+    values = np.r_[1 + rng.normal(size=30 * n), rng.normal(size=100)]
+    exact = LSHKernelRegressor("laplacian", 1.0, rtol=0).fit(rows, values).predict(rows[-100:])
+    errors, stated = [], []
+    for seed in range(8):
+        options = dict(n_bits=n_bits, n_hashes=n_hashes, random_state=seed)
+        model = LSHKernelRegressor("laplacian", 1.0, algorithm="bucket_sum", **options)
+        mean, std = model.fit(rows, values).predict(rows[-100:], return_std=True)
+        known = np.isfinite(std)
+        assert known.mean() > 0.3
+        errors.extend((mean - exact)[known])
+        stated.extend(std[known])
+    errors, stated = np.array(errors), np.array(stated)
+    assert (np.abs(errors) > 3 * stated).mean() < 0.02
+    assert 0.8 < np.sqrt((stated**2).mean() / (errors**2).mean()) < 1.6
+
+
+@pytest.mark.parametrize(("n_bits", "n_hashes"), [(8, 256), (10, 128)])
+def test_rows_that_share_buckets_leave_no_more(n_bits, n_hashes):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(40_000, 4)), 0.5 * rng.normal(size=(100, 4))
+    values = np.sin(rows[:, 0]) + 3 + 0.3 * rng.normal(size=40_000)
+    exact = LSHKernelRegressor("laplacian", 0.2, rtol=0).fit(rows, values).predict(queries)
+    options = dict(n_bits=n_bits, n_hashes=n_hashes, random_state=0)
+    model = LSHKernelRegressor("laplacian", 0.2, algorithm="bucket_sum", **options)
+    mean, std = model.fit(rows, values).predict(queries, return_std=True)
+    known = np.isfinite(std)
+    assert known.mean() > 0.9
+    assert 0.7 < np.sqrt((std[known] ** 2).mean() / ((mean - exact)[known] ** 2).mean()) < 1.5
+
+
 @pytest.mark.parametrize("name", SKETCHES)
 def test_streamed_parts_are_the_whole_in_constant_memory(name):
     whole = sketch(name).fit(ROWS, VALUES, WEIGHTS)
@@ -118,6 +155,19 @@ def test_hashes_that_agree_are_not_exact():
         assert known.sum() > 90 and (std > 0).all()
         ratio = np.sqrt(((got - exact)[known] ** 2).mean() / (std[known] ** 2).mean())
         assert 0.7 < ratio < 1.6
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_no_error_leaves_the_range_of_the_targets(name):
+    """Nor could it be larger: a mean and its estimate lie between the least and the largest."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(2, 300, 8))
+    targets, weights = rng.integers(-1, 2, size=300).astype(float), np.exp(3 * rng.normal(size=300))
+    mean, std = sketch(name, n_hashes=2).fit(rows, targets, weights).predict(queries, True)
+    known = np.isfinite(std)
+    assert known.sum() > 30
+    farther = np.maximum(mean + 1, 1 - mean)[known]
+    assert (std[known] <= farther + 1e-12).all() and (std[known] > farther - 1e-12).any()
 
 
 @pytest.mark.parametrize("name", SKETCHES)
