@@ -47,7 +47,8 @@ class YosoAttention(nn.Module):
     it is). While training, every call
     draws fresh hash functions from torch's generator (unless fresh_hashes is False); in eval mode
     they come from the buffer `hash_seed`, so that inference is deterministic and survives
-    state_dict and deepcopy.
+    state_dict and deepcopy. An average of models that takes buffers too, as torch's
+    `AveragedModel(use_buffers=True)`, rounds this number: copy it from the model afterwards.
 
     Args:
         embed_dim: size of the model.

@@ -77,7 +77,8 @@ def code_cache(model: "nn.Module", **options: Any) -> "ModelCodeCache":
     max_share, window, n_sinks). Layers of a sliding window stay exact. The cache has all operations
     of transformers' `Cache`, `state_dict` (without sliding windows), and says what its last step
     read and what error it states: `cache.report()`, `cache.share_read`. A cache belongs to the
-    model that first fills it; ValueError with another one. Padding must be on the left.
+    model that first fills it; ValueError with another one. Padding must be on the left. A model
+    with an encoder takes transformers' `EncoderDecoderCache(code_cache(model), DynamicCache())`.
 
     Args:
         model: a decoder of transformers, after `register()` and

@@ -79,6 +79,7 @@ class CodeCacheLayer(DynamicLayer):
         self.last: StepReport | None = None
         self.read = self.seen = 0  # keys, of all steps
         self.unread_since = -1  # `calls` when the last keys came
+        self.newest = 0  # positions, those of the last call of `update`
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, head_dim = key_states.shape
@@ -115,7 +116,7 @@ class CodeCacheLayer(DynamicLayer):
         if torch.is_autocast_enabled("cpu"):  # projections have its dtype, rotated keys have not
             key_states, value_states = key_states.to(self.dtype), value_states.to(self.dtype)
         cache.append(key_states, value_states)
-        self.unread_since = CodeCacheLayer.calls
+        self.unread_since, self.newest = CodeCacheLayer.calls, key_states.shape[-2]
         self._show()
         read: Any = cache.key, cache.value
         for x in read:
@@ -152,34 +153,34 @@ class CodeCacheLayer(DynamicLayer):
         if self.cache is not None:
             self.reorder_cache(torch.arange(self.cache.batch_size)[indices])
 
-    def attend(self, module: nn.Module, query: Tensor, mask: Mask, scaling: float | None) -> Tensor:
-        """Of the queries of the last positions: few of them read few keys, a prompt all."""
-        cache = self._made()
-        starts = (cache.positions - cache.length).tolist()
+    def check_owner(self, module: nn.Module) -> None:
+        """ValueError where the keys that came before are another module's."""
         if not self.owner.admits(module):
             raise ValueError(
                 "cache must be of this model: the cache was filled by another one, or by another "
                 "layer (reset() empties it; a model with an encoder takes "
                 "EncoderDecoderCache(code_cache(model), DynamicCache()))"
             )
+
+    def attend(self, query: Tensor, mask: Mask, scaling: float | None) -> Tensor:
+        """Of the queries of the last positions: few of them read few keys, a prompt all."""
+        cache = self._made()
+        starts = (cache.positions - cache.length).tolist()
         try:
             _set_padding(cache, mask)
             if scaling is not None:
                 cache.scale = scaling
-            out = self._attend(cache, query)
+            return self._attend(cache, query)
         except Exception:
             cache.set_starts(starts)
             raise
-        self.owner.set(module)
-        return out
 
-    def take_back(self, n: int) -> None:
-        """The last positions, which `update` has appended for a call that is refused."""
-        past = self._made().positions - n
-        if past == 0:
+    def take_back(self) -> None:
+        """What `update` has appended for a call that is refused."""
+        if self.newest == self._made().positions:
             self.reset()
         else:
-            self.crop(-n)
+            self.crop(-self.newest)
 
     def _attend(self, cache: CodeCache, query: Tensor) -> Tensor:
         n = query.shape[2]
@@ -318,6 +319,8 @@ def attention(
     # Where the model has changed the keys or the values that it was given, all is exact.
     layer = holder if getattr(value, "lshkit_layer", None) is holder else None
     try:
+        if holder is not None:
+            holder.check_owner(module)
         check_handed_over(NAME, kwargs)
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
@@ -327,7 +330,7 @@ def attention(
         if layer is not None and position_bias is None:
             if torch.is_autocast_enabled("cpu"):
                 query = query.to(layer.dtype)
-            out = layer.attend(module, query, mask, scaling)
+            out = layer.attend(query, mask, scaling)
         else:
             if position_bias is not None:
                 mask = mask._replace(bias=position_bias[..., : mask.n_keys])
@@ -335,9 +338,11 @@ def attention(
                 raise NotImplementedError(f"{NAME} can't take packed sequences")
             key, value = key[:, :, : mask.n_keys], value[:, :, : mask.n_keys]
             out = softmax_attention(query, key, value, mask, scaling)
+        if holder is not None:
+            holder.owner.set(module)
     except Exception:
         if holder is not None:
-            holder.take_back(query.shape[2])
+            holder.take_back()
         raise
     out = F.dropout(out.transpose(1, 2), dropout, dropout > 0)
     return out.contiguous(), None

@@ -151,14 +151,11 @@ def test_prefill_is_lsh_attention_on_the_same_keys_and_seed(model):
     cache = code_cache(model, prefill=options, seed=5)
     calls = []
 
-    class Spy(torch.nn.Module):
-        pass
-
     layer = cache.layers[1]
     original = layer.attend
 
-    def attend(module, query, mask, scaling):
-        out = original(module, query, mask, scaling)
+    def attend(query, mask, scaling):
+        out = original(query, mask, scaling)
         calls.append((query, out))
         return out
 
@@ -290,10 +287,18 @@ def test_values_that_a_model_changes_behind_the_cache():
     assert [layer.get_seq_length() for layer in cache.layers] == [40, 40]
 
 
-def test_a_model_with_an_encoder_is_told_what_its_cache_is():
-    sizes = {"vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
-    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "pad_token_id": 0}
-    made = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).eval()
+BART = {"encoder_layers": 1, "decoder_layers": 1, "decoder_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("Bart", BART), ("T5", {"num_layers": 1, "num_heads": 4, "d_kv": 8})]
+)
+def test_a_model_with_an_encoder_is_told_what_its_cache_is(kind, sizes):
+    """Also where scores have a bias, for which attention is exact."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64, d_model=32, encoder_attention_heads=4, pad_token_id=0, **sizes
+    )
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     options = {"max_new_tokens": 3, "do_sample": False, "decoder_start_token_id": 1}
     wanted = made.generate(ids(9), **options)
     made.set_attn_implementation("lshkit_cache")
