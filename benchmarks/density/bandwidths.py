@@ -71,6 +71,16 @@ def speed(args):
 
 # --- Accuracy -----------------------------------------------------------------------------------
 
+
+def isolated(n, rng):
+    """50 tight clusters on a sphere, and ten rows inside it, each far from all others."""
+    centres = rng.normal(size=(50, 6))
+    centres *= 5 / np.linalg.norm(centres, axis=1, keepdims=True)
+    rows = centres[rng.integers(50, size=n)] + 0.05 * rng.normal(size=(n, 6))
+    rows[:10] = 0.8 * rng.normal(size=(10, 6))
+    return rows
+
+
 SETS = {
     "normal": lambda n, rng: rng.normal(size=(n, 8)),
     "mixture of 2": lambda n, rng: data.mixture(2)(n, rng),
@@ -81,6 +91,7 @@ SETS = {
     "half of the rows twice": lambda n, rng: np.repeat(
         rng.normal(size=(-(-2 * n // 3), 8)), 1 + np.arange(-(-2 * n // 3)) % 2, axis=0
     )[:n],
+    "ten isolated rows": isolated,
 }
 
 

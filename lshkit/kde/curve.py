@@ -133,8 +133,9 @@ def likelihood_curve(
         What bandwidths multiply: 1, every feature's standard deviation, or numbers > 0.
     sample_weight : array `(n_samples,)`, >= 0, optional
     n_held_out : int or None
-        Rows that are held out: a random sample of so many (far rows more often, and counted less),
-        None all. The sums always contain all other rows: a sample of those would move the maximum.
+        Rows that are held out: a random sample of so many (isolated rows more often, and counted
+        less), None all. The sums always contain all other rows: a sample of those would move the
+        maximum.
     random_state : None, int or RandomState
         Of the rows that are held out; an int makes results reproducible.
     n_jobs : int, optional

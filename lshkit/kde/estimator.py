@@ -79,7 +79,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         for by name warns.
     atol : float >= 0
         Of densities below atol / rtol an absolute error of atol is enough: what is stated of them
-        may be many times the density. In the units of what `score_samples` returns the log of.
+        may be many times the density. In the units of what `score_samples` returns the log of. 0
+        for "bucket_sum", whose n_hashes set its error.
     n_bits : int, optional
         Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
         laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets per hash.

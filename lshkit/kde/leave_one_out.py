@@ -70,15 +70,12 @@ class LeaveOneOut:
         some = some[some > 0]
         self.unit = math.ldexp(1.0, math.frexp(np.median(some))[1]) if len(some) else 1.0
         self._inverse = 1 / scale / self.unit
-        squares = np.empty(len(X))
         with np.errstate(over="ignore", invalid="ignore"):
-            for first, rows in self._parts(np.float64):
-                squares[first : first + len(rows)] = np.einsum("ij,ij->i", rows, rows)
-        reach = np.sqrt(squares.max())
+            parts = (np.einsum("ij,ij->i", rows, rows) for _, rows in self._parts(np.float64))
+            reach = np.sqrt(max(squares.max() for squares in parts))
         if not reach < FARTHEST:
             raise ValueError(f"X must lie within {FARTHEST:g} times its spread, got {reach:.2g}")
         self._float_fits = reach < LARGEST_FLOAT
-        self.squares = squares / reach**2  # of the distances from the centre, relative
         self._log_scales = np.log(scale).sum() + X.shape[1] * np.log(self.unit)
 
     def holding_out(self, held_out: np.ndarray, counts: np.ndarray) -> LeaveOneOut:
@@ -118,6 +115,23 @@ class LeaveOneOut:
                 least = np.sqrt(2 * least) if self.kernel == "gaussian" else least
             self._nearest = least
         return self._nearest
+
+    def isolation(self, some: np.ndarray) -> np.ndarray:
+        """r^2 (laplacian, exponential: r) of each row to the nearest other one of some `(n,)`.
+
+        some: their places. In units of its largest.
+        """
+        kernel = "gaussian" if self.kernel in kernels.COMPACT else self.kernel
+        dtype = np.float32 if self._float_fits else np.float64
+        rows, own = self._scaled(self.X[some]).astype(dtype), np.full(len(self.X), -1)
+        own[some] = np.arange(len(some))
+        least = np.empty(len(self.X))
+        for first, part in self._parts(dtype):
+            places = slice(first, first + len(part))
+            sums, no_scales = np.empty((len(part), 0, 2)), np.empty(0)
+            options = own[places], rows, None, no_scales, least[places], sums, self.threads
+            _C.leave_one_out(kernels.CODES[kernel], part, *options)
+        return least / (least.max() or 1.0)
 
     @np.errstate(over="ignore")
     def log_densities(self, bandwidths: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

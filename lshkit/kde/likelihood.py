@@ -53,9 +53,9 @@ def holding_out(
 ) -> list[LeaveOneOut]:
     """The candidates, all leaving out the same rows: a sample in random order, or all.
 
-    A row is sampled with a probability in proportion to its weight and to 1 + its squared distance
-    from the centre over the mean of those, and counts its weight over that probability: far rows,
-    which may decide on the bandwidth alone, are all there.
+    Half of it is sampled by weight, half by weight times isolation: what the nearest of as many
+    other rows, a first sample by weight, has as the exponent of its kernel. Isolated rows, of which
+    a few may decide on the bandwidth, are all there. A row counts its weight over its chance.
     """
     X, weights = candidates[0].X, candidates[0].weights
     n = len(X)
@@ -63,14 +63,23 @@ def holding_out(
     weights = np.ones(n) if weights is None else weights
     if n_held_out is None or n_held_out >= n:
         return [x.holding_out(order, weights[order]) for x in candidates]
-    sizes = sum(x.squares / np.average(x.squares, weights=weights) for x in candidates)
-    chances = inclusion_chances(weights * (1 + sizes / len(candidates)), n_held_out)
     rng = np.random.default_rng([seed, 5])
-    steps = np.cumsum(chances[order])
-    marks = (rng.uniform() + np.arange(n_held_out)) * (steps[-1] / n_held_out)
-    drawn = order[np.minimum(np.searchsorted(steps, marks, side="right"), n - 1)]
-    drawn = rng.permutation(np.unique(drawn))
+    others = sample(inclusion_chances(weights, n_held_out), order, rng)
+    chances = inclusion_chances(weights, n_held_out / 2)
+    for x in candidates:
+        sizes = weights * (1e-12 + x.isolation(others))
+        chances += inclusion_chances(sizes, n_held_out / 2 / len(candidates))
+    chances = inclusion_chances(np.minimum(chances, 1), n_held_out)
+    drawn = rng.permutation(sample(chances, order, rng))
     return [x.holding_out(drawn, weights[drawn] / chances[drawn]) for x in candidates]
+
+
+def sample(chances: np.ndarray, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Places drawn systematically, in an order, with chances that add up to their number."""
+    steps = np.cumsum(chances[order])
+    count = round(steps[-1])
+    marks = (rng.uniform() + np.arange(count)) * (steps[-1] / count)
+    return np.unique(order[np.minimum(np.searchsorted(steps, marks, side="right"), len(order) - 1)])
 
 
 def inclusion_chances(sizes: np.ndarray, count: int) -> np.ndarray:

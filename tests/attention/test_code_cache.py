@@ -443,8 +443,9 @@ def test_one_key_far_from_the_others_does_not_hide_them(far):
     assert np.mean(errors) < 0.03 and beyond <= 3
 
 
-@pytest.mark.parametrize("n_bits", [128, 256])
-@pytest.mark.parametrize("spread", [2, 4, 6, 8, 12, 20, 100, 1e4])
+@pytest.mark.parametrize(
+    ("spread", "n_bits"), [(2, 128), (4, 256), (8, 128), (12, 256), (100, 128), (1e4, 256)]
+)
 def test_stated_errors_of_scores_of_any_spread(spread, n_bits):
     """Where few keys matter, a sample shows too little of those that it missed."""
     beyond, errors = [], []

@@ -361,6 +361,32 @@ def test_far_rows_are_all_held_out():
     for seed in range(5):
         sampled = likelihood_curve(X, n_held_out=300, random_state=seed)
         assert abs(sampled.best / exact.best - 1) < 0.05
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "epanechnikov"])
+def test_isolated_rows_are_held_out_wherever_they_lie(kernel):
+    """Within a sphere of clusters, nearer to the centre than all other rows."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(40, 5))
+    centres *= 5 / np.linalg.norm(centres, axis=1, keepdims=True)
+    X = centres[rng.integers(40, size=5000)] + 0.05 * rng.normal(size=(5000, 5))
+    X[:6] = 0.8 * rng.normal(size=(6, 5))
+    exact = likelihood_curve(X, kernel=kernel, n_held_out=None)
+    for seed in range(8):
+        sampled = likelihood_curve(X, kernel=kernel, n_held_out=500, random_state=seed)
+        assert abs(sampled.best / exact.best - 1) < 0.05
+        assert abs(sampled.best_log_likelihood - exact.best_log_likelihood) < 0.2
+
+
+def test_clusters_so_tight_that_float32_has_no_distances():
+    rng = np.random.default_rng(0)
+    X = np.outer(rng.choice([-1.0, 1.0], size=600), np.ones(3)) + 1e-14 * rng.normal(size=(600, 3))
+    exact = likelihood_curve(X, n_held_out=None)
+    sampled = likelihood_curve(X, n_held_out=300, random_state=0)
+    assert abs(sampled.best / exact.best - 1) < 0.2
+
+
+def test_chances_add_up_and_none_is_above_1():
     chances = inclusion_chances(np.array([1.0, 1.0, 2.0, 100.0]), 2)
     assert np.allclose(chances, [0.25, 0.25, 0.5, 1.0])
 
