@@ -82,7 +82,7 @@ def sample(chances: np.ndarray, order: np.ndarray, rng: np.random.Generator) -> 
     return np.unique(order[np.minimum(np.searchsorted(steps, marks, side="right"), len(order) - 1)])
 
 
-def inclusion_chances(sizes: np.ndarray, count: int) -> np.ndarray:
+def inclusion_chances(sizes: np.ndarray, count: float) -> np.ndarray:
     """min(1, c * sizes) that add up to count."""
     chances, certain = np.zeros(len(sizes)), np.zeros(len(sizes), bool)
     while True:
