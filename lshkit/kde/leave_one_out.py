@@ -71,7 +71,7 @@ class LeaveOneOut:
         self.unit = math.ldexp(1.0, math.frexp(np.median(some))[1]) if len(some) else 1.0
         self._inverse = 1 / scale / self.unit
         with np.errstate(over="ignore", invalid="ignore"):
-            parts = (np.einsum("ij,ij->i", rows, rows) for _, rows in self._parts(np.float64))
+            parts = (np.einsum("ij,ij->i", rows, rows) for _, rows in self.scaled_parts())
             reach = np.sqrt(max(squares.max() for squares in parts))
         if not reach < FARTHEST:
             raise ValueError(f"X must lie within {FARTHEST:g} times its spread, got {reach:.2g}")
@@ -83,7 +83,7 @@ class LeaveOneOut:
         part = object.__new__(LeaveOneOut)
         vars(part).update(vars(self))
         part.held_out, part.counts = held_out, counts
-        part._queries, part._nearest = self._scaled(self.X[held_out]), None
+        part._queries, part._nearest = self.scaled(self.X[held_out]), None
         return part
 
     def mean(self, values: np.ndarray) -> tuple[Any, Any]:
@@ -99,7 +99,7 @@ class LeaveOneOut:
         """Of every feature, over all distinct rows."""
         shares: Any = 1 / len(self.X) if self.weights is None else self.weights / self.weights.sum()
         mean = squares = 0.0
-        for first, rows in self._parts(np.float64):
+        for first, rows in self.scaled_parts():
             some = shares if self.weights is None else shares[first : first + len(rows), None]
             mean = mean + (some * rows).sum(axis=0)
             squares = squares + (some * rows**2).sum(axis=0)
@@ -115,23 +115,6 @@ class LeaveOneOut:
                 least = np.sqrt(2 * least) if self.kernel == "gaussian" else least
             self._nearest = least
         return self._nearest
-
-    def isolation(self, some: np.ndarray) -> np.ndarray:
-        """r^2 (laplacian, exponential: r) of each row to the nearest other one of some `(n,)`.
-
-        some: their places. In units of its largest.
-        """
-        kernel = "gaussian" if self.kernel in kernels.COMPACT else self.kernel
-        dtype = np.float32 if self._float_fits else np.float64
-        rows, own = self._scaled(self.X[some]).astype(dtype), np.full(len(self.X), -1)
-        own[some] = np.arange(len(some))
-        least = np.empty(len(self.X))
-        for first, part in self._parts(dtype):
-            places = slice(first, first + len(part))
-            sums, no_scales = np.empty((len(part), 0, 2)), np.empty(0)
-            options = own[places], rows, None, no_scales, least[places], sums, self.threads
-            _C.leave_one_out(kernels.CODES[kernel], part, *options)
-        return least / (least.max() or 1.0)
 
     @np.errstate(over="ignore")
     def log_densities(self, bandwidths: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -167,12 +150,14 @@ class LeaveOneOut:
         sums[:, beyond] = -np.inf, np.nan  # less than float64 holds
         return sums[..., 0] - norms, power * sums[..., 1] - n_features
 
-    def _scaled(self, X: np.ndarray) -> np.ndarray:
+    def scaled(self, X: np.ndarray) -> np.ndarray:
+        """Rows in float64 as they are inside: see the notes of the class."""
         return np.ascontiguousarray((np.asarray(X, np.float64) - self.centre) * self._inverse)
 
-    def _parts(self, dtype: type) -> Iterator[tuple[int, np.ndarray]]:
+    def scaled_parts(self, dtype: type = np.float64) -> Iterator[tuple[int, np.ndarray]]:
+        """All of them, as places of the first and arrays."""
         for first in range(0, len(self.X), ROWS_AT_ONCE):
-            rows = self._scaled(self.X[first : first + ROWS_AT_ONCE])
+            rows = self.scaled(self.X[first : first + ROWS_AT_ONCE])
             yield first, np.ascontiguousarray(rows, dtype)
 
     def _lost_in_float32(self, width: float) -> np.ndarray:
@@ -196,7 +181,7 @@ class LeaveOneOut:
         nearest = np.full(len(queries), np.inf)
         log_sums = np.full((len(queries), len(scales)), -np.inf)
         exponents = np.zeros(log_sums.shape)
-        for first, rows in self._parts(dtype):
+        for first, rows in self.scaled_parts(dtype):
             weights = None if self.weights is None else self.weights[first : first + len(rows)]
             own = held_out - first
             own[own >= len(rows)] = -1  # as those before this part are

@@ -9,6 +9,7 @@ from scipy.interpolate import CubicHermiteSpline
 
 from lshkit.kde import kernels
 from lshkit.kde.deviations import standard_deviations
+from lshkit.kde.isolation import isolation
 from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 
 HELD_OUT = 2048  # rows, unless asked otherwise
@@ -53,9 +54,8 @@ def holding_out(
 ) -> list[LeaveOneOut]:
     """The candidates, all leaving out the same rows: a sample in random order, or all.
 
-    Half of it is sampled by weight, half by weight times isolation: what the nearest of as many
-    other rows, a first sample by weight, has as the exponent of its kernel. Isolated rows, of which
-    a few may decide on the bandwidth, are all there. A row counts its weight over its chance.
+    Half of it is sampled by weight, half by weight times `isolation`: rows far from all others, of
+    which a few may decide on the bandwidth, are all there. A row counts its weight over its chance.
     """
     X, weights = candidates[0].X, candidates[0].weights
     n = len(X)
@@ -64,12 +64,13 @@ def holding_out(
     if n_held_out is None or n_held_out >= n:
         return [x.holding_out(order, weights[order]) for x in candidates]
     rng = np.random.default_rng([seed, 5])
-    others = sample(inclusion_chances(weights, n_held_out), order, rng)
     chances = inclusion_chances(weights, n_held_out / 2)
     for x in candidates:
-        sizes = weights * (1e-12 + x.isolation(others))
+        sizes = weights * (1e-12 + isolation(x, rng))
         chances += inclusion_chances(sizes, n_held_out / 2 / len(candidates))
-    chances = inclusion_chances(np.minimum(chances, 1), n_held_out)
+    # Of weights that differ by more than float64's digits, some chances so far are 0.
+    chances = np.minimum(chances, 1) + 1e-20 * weights / weights.max()
+    chances = inclusion_chances(chances, n_held_out)
     drawn = rng.permutation(sample(chances, order, rng))
     return [x.holding_out(drawn, weights[drawn] / chances[drawn]) for x in candidates]
 

@@ -7,7 +7,6 @@ is the kernel sum, unbiased (Coleman and Shrivastava 2020, RACE). No row is kept
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,6 @@ MAX_COUNT = 2.0**53  # of weights that are whole numbers, as those of rows witho
 # memory back at once, as with the settings of Dask's workers, fresh pages cost more than the codes.
 CODE_BYTES = 2**16
 LEAST_CHUNK = 1024  # rows, which threads share
-CACHED = 2**15  # numbers of the table that are read at once
 SKETCH_BITS = 16
 N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
 LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
@@ -232,8 +230,8 @@ class Sketch:
         threads are not read: the verb uses the core's.
         """
         known = with_error and self.n_hashes > 1 and self.total > 0
-        moments = self._of_table(self._moments) if known and self._chance else None
-        parts = [self._estimate(codes, with_error, moments) for _, codes in self.codes_by_chunk(X)]
+        squares = self._of_table(self._squares) if known and self._chance else None
+        parts = [self._estimate(codes, with_error, squares) for _, codes in self.codes_by_chunk(X)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
     def _of_table(self, compute: Callable[[], Any]) -> Any:
@@ -245,20 +243,10 @@ class Sketch:
             self._kept = count, kept
         return kept
 
-    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of B X and of X^2 over the buckets, means of the hashes.
-
-        X are a bucket's numbers `(n_columns,)`, B the first of them, all as shares of the weight.
-        """
-        products, squares = np.zeros((2, self.table.table.shape[2]))
-        step = max(1, CACHED // len(squares))
-        firsts = range(0, 2**self.n_bits, step)
-        for of_hash, first in itertools.product(range(self.n_hashes), firsts):
-            numbers = self._counted((of_hash, slice(first, first + step)))
-            shares = np.ascontiguousarray(numbers.T) / self.total
-            products += shares @ shares[0] / self.n_hashes
-            squares += np.einsum("ib,ib->i", shares, shares) / self.n_hashes
-        return products, squares
+    def _squares(self) -> float:
+        """Sum over the buckets of the squares of their shares of the weight, mean of the hashes."""
+        of_hashes = (self._counted((h, ..., 0)) for h in range(self.n_hashes))
+        return float(np.mean([x @ x for x in of_hashes])) / self.total**2
 
     def _counted(self, at: Any) -> np.ndarray:
         """Numbers of the table there, of which a window leaves out a share of the oldest rows."""
@@ -267,9 +255,7 @@ class Sketch:
             return numbers - (1 - self.forgetting.inside) * self.forgetting.oldest.table[at]
         return numbers
 
-    def _estimate(
-        self, codes: np.ndarray, with_error: bool, moments: tuple[np.ndarray, ...] | None
-    ) -> Estimate:
+    def _estimate(self, codes: np.ndarray, with_error: bool, squares: float | None) -> Estimate:
         sums = self.table.query(codes)[:, 0]
         forgetting = self.forgetting
         oldest = None if forgetting is None else forgetting.oldest
@@ -282,11 +268,10 @@ class Sketch:
         elif with_error:
             own = self._own(codes)
             error = self._corrected(own).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
-            if moments is not None:
+            if squares is not None:
                 own /= self.total
-                squares = moments[1] - (own**2).mean(axis=1)
-                rest = 1 - own.mean(axis=1)
-                error = np.maximum(error, self._folded(squares, rest))
+                of_others = squares - (own**2).mean(axis=1)
+                error = np.maximum(error, self._folded(of_others, 1 - own.mean(axis=1)))
             if oldest is not None:
                 # All rows of its bucket, or all others, are inside the window or outside.
                 share, weight = sums / self.total, oldest.table[0].sum()
@@ -310,8 +295,8 @@ class Sketch:
         near: what a sum is divided by before and after the correction for folding.
 
         Each cell is folded into the query's bucket by chance p. Where no hash has met any of them,
-        what is subtracted for all is the error; never is it more than the standard deviation, in
-        which the sum of squares is that of cells. Of buckets it is larger, by p rest^2.
+        what is subtracted for all is the error; never is it more than the standard deviation, which
+        is that of cells: where cells share buckets the sum of squares is larger by p rest^2.
         """
         odds = self._chance / (1 - self._chance)
         cells = np.sqrt(np.maximum(squares - odds * rest**2, 0))

@@ -1,5 +1,7 @@
 """A sketch of rows with values: algorithm="bucket_sum" of a regression, of constant size."""
 
+import itertools
+
 import numpy as np
 
 from lshkit.buckets import BucketTable
@@ -8,6 +10,7 @@ from lshkit.kde.sketch import Sketch
 
 LEAST = 1e-12  # share of the weight that float64's rounding leaves in a query's buckets
 NOISE = 2.0
+CACHED = 2**15  # numbers of the table that are read at once
 MOST_NUMBERS = 2**21  # of queries, hashes and outputs, in memory at once
 
 
@@ -125,14 +128,30 @@ class ValueSketch(Sketch):
                 errors = np.maximum(errors, self._spread() / np.sqrt(met))
                 if moments is not None:
                     errors = np.maximum(errors, self._left_by_folding(own, means, *moments))
-                farther = np.maximum(means - low, high - means)
-                errors = np.minimum(errors, np.maximum(farther, 0))
-        return np.clip(means, low, high), errors
+            means = np.clip(means, low, high)
+            if with_error:
+                errors = np.minimum(errors, np.maximum(means - low, high - means))
+        return means, errors
 
     def _spread(self) -> np.ndarray:
         """Standard deviation of the values `(n_outputs,)`."""
         mean, square = self.totals[1:] / self.total, self.squared_values / self.total
         return np.sqrt(np.maximum(square - mean**2, 0))
+
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sums over the buckets of B X and X^2 `(1 + n_outputs,)`, means of the hashes.
+
+        X are B and A of a bucket, as shares of the weight.
+        """
+        products, squares = np.zeros((2, 1 + self.n_outputs))
+        step = max(1, CACHED // len(squares))
+        firsts = range(0, 2**self.n_bits, step)
+        for of_hash, first in itertools.product(range(self.n_hashes), firsts):
+            numbers = self.table.table[of_hash, first : first + step]
+            shares = np.ascontiguousarray(numbers.T) / self.total
+            products += shares @ shares[0] / self.n_hashes
+            squares += np.einsum("ib,ib->i", shares, shares) / self.n_hashes
+        return products, squares
 
     def _left_by_folding(
         self, own: np.ndarray, means: np.ndarray, products: np.ndarray, squares: np.ndarray

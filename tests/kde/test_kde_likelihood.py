@@ -363,13 +363,14 @@ def test_far_rows_are_all_held_out():
         assert abs(sampled.best / exact.best - 1) < 0.05
 
 
+@pytest.mark.parametrize("n_clusters", [40, 1000])
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "epanechnikov"])
-def test_isolated_rows_are_held_out_wherever_they_lie(kernel):
+def test_isolated_rows_are_held_out_wherever_they_lie(kernel, n_clusters):
     """Within a sphere of clusters, nearer to the centre than all other rows."""
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(40, 5))
+    centres = rng.normal(size=(n_clusters, 5))
     centres *= 5 / np.linalg.norm(centres, axis=1, keepdims=True)
-    X = centres[rng.integers(40, size=5000)] + 0.05 * rng.normal(size=(5000, 5))
+    X = centres[np.arange(5000) % n_clusters] + 0.01 * rng.normal(size=(5000, 5))
     X[:6] = 0.8 * rng.normal(size=(6, 5))
     exact = likelihood_curve(X, kernel=kernel, n_held_out=None)
     for seed in range(8):
@@ -378,12 +379,26 @@ def test_isolated_rows_are_held_out_wherever_they_lie(kernel):
         assert abs(sampled.best_log_likelihood - exact.best_log_likelihood) < 0.2
 
 
-def test_clusters_so_tight_that_float32_has_no_distances():
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+@pytest.mark.parametrize("size", [1e-5, 1e-12])
+def test_isolated_rows_of_clusters_that_are_points_in_float32(kernel, size):
     rng = np.random.default_rng(0)
-    X = np.outer(rng.choice([-1.0, 1.0], size=600), np.ones(3)) + 1e-14 * rng.normal(size=(600, 3))
-    exact = likelihood_curve(X, n_held_out=None)
-    sampled = likelihood_curve(X, n_held_out=300, random_state=0)
-    assert abs(sampled.best / exact.best - 1) < 0.2
+    X = size * rng.normal(size=(3000, 4))
+    X[:10] *= 30
+    X += rng.choice([-1.0, 1.0], size=(3000, 1))
+    exact = likelihood_curve(X, kernel=kernel, n_held_out=None)
+    for seed in range(4):
+        sampled = likelihood_curve(X, kernel=kernel, n_held_out=400, random_state=seed)
+        assert abs(sampled.best / exact.best - 1) < 0.1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("n_heavy", "n_held_out"), [(1, 2), (2, 4), (200, 400), (200, 401)])
+def test_weights_that_float64_cannot_add_up(n_heavy, n_held_out):
+    X, weights = rows_of(1000, 2), np.full(1000, 1e-30)
+    weights[:n_heavy] = 1
+    curve = likelihood_curve(X, sample_weight=weights, n_held_out=n_held_out, random_state=0)
+    assert curve.n_held_out == n_held_out and np.isfinite(curve.best)
 
 
 def test_chances_add_up_and_none_is_above_1():

@@ -168,6 +168,16 @@ def test_no_error_leaves_the_range_of_the_targets(name):
     assert known.sum() > 30
     farther = np.maximum(mean + 1, 1 - mean)[known]
     assert (std[known] <= farther + 1e-12).all() and (std[known] > farther - 1e-12).any()
+    # Estimates that leave the range, and are clipped to it.
+    rows = np.r_[100 * rng.normal(size=(200, 3)), rng.normal(size=(3, 3))]
+    targets, queries = np.r_[-np.ones(200), np.ones(3)], rng.normal(size=(50, 3))
+    for seed in range(20):
+        model = LSHKernelRegressor(
+            "laplacian", 1.0, algorithm="bucket_sum", n_bits=4, n_hashes=4, random_state=seed
+        )
+        mean, std = model.fit(rows, targets).predict(queries, return_std=True)
+        known = np.isfinite(std)
+        assert (std[known] <= np.maximum(mean + 1, 1 - mean)[known] + 1e-12).all()
 
 
 @pytest.mark.parametrize("name", SKETCHES)
