@@ -262,7 +262,7 @@ class Sketch:
         if forgetting is not None and oldest is not None:
             inside, old = forgetting.inside, oldest.query(codes)[:, 0]
             sums = sums - (1 - inside) * old
-        error = np.zeros(len(codes))
+        mean, error = self._corrected(sums), np.zeros(len(codes))
         if with_error and (self.n_hashes == 1 or not self.total > 0):
             error = np.full(len(codes), np.inf)  # nobody knows
         elif with_error:
@@ -272,15 +272,15 @@ class Sketch:
                 own /= self.total
                 of_others = squares - (own**2).mean(axis=1)
                 error = np.maximum(error, self._folded(of_others, 1 - own.mean(axis=1)))
+            # Hashes that agree do not know what one more would show: of a row, where it shows none.
+            error = np.maximum(error, np.maximum(np.abs(mean), 1 / self.n_rows) / self.n_hashes)
             if oldest is not None:
                 # All rows of its bucket, or all others, are inside the window or outside.
                 share, weight = sums / self.total, oldest.table[0].sum()
                 moved = (1 - share) * old + share * (weight - old)
                 moved *= np.sqrt(inside * (1 - inside)) / self.total
                 error = np.hypot(error, moved / (1 - self._chance))
-        return Estimate(
-            np.zeros(len(codes)), self._corrected(sums), error, np.zeros(len(codes), np.int64)
-        )
+        return Estimate(np.zeros(len(codes)), mean, error, np.zeros(len(codes), np.int64))
 
     def _folded(
         self,

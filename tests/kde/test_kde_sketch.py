@@ -88,10 +88,24 @@ def test_folding_leaves_what_is_in_the_window():
     assert 1 <= np.median(std / least) < 1.2  # more, as the oldest rows may be inside or outside
 
 
-def test_a_sketch_of_equal_rows_is_exact():
-    density = LSHKernelDensity("laplacian", algorithm="bucket_sum", random_state=0)
-    mean, std = density.fit(np.ones((50, 3))).kernel_mean(np.ones((1, 3)), return_std=True)
-    assert mean == 1 and std == 0
+@pytest.mark.parametrize("size", [0, 1e-3])
+@pytest.mark.parametrize("kernel", ["laplacian", "angular"])
+def test_hashes_that_agree_are_not_stated_to_be_exact(kernel, size):
+    """They do not tell equal rows from nearly equal ones: of m hashes a share of 1 / m is open."""
+    rows = 1 + size * np.random.default_rng(0).normal(size=(500, 8))
+    options = dict(algorithm="bucket_sum", normalize=False, random_state=0)
+    density = LSHKernelDensity(kernel, **options).fit(rows)
+    mean, std = density.kernel_mean(rows, return_std=True)
+    wanted = np.exp(log_mean(kernel, rows, rows, 1.0 if kernel == "laplacian" else 8))
+    assert (mean == 1).any() and (std >= mean / 32).all()
+    assert (np.abs(mean - wanted) <= 3 * std).all()
+
+
+def test_empty_buckets_are_not_stated_to_be_exact():
+    rows, queries = np.random.default_rng(0).normal(size=(2, 300, 16))
+    density = LSHKernelDensity("angular", algorithm="bucket_sum", n_bits=16, random_state=0)
+    mean, std = density.fit(rows).kernel_mean(queries, return_std=True)
+    assert (mean == 0).sum() > 30 and (std >= 1 / 300 / 32).all()
 
 
 @pytest.mark.parametrize("kernel", SKETCHES)
