@@ -43,6 +43,10 @@ class Forgetting(abc.ABC):
     def n_rows(self, table: BucketTable) -> int:
         return table.count
 
+    def counting(self, table: BucketTable) -> float:
+        """How many rows count, old ones in part."""
+        return self.n_rows(table)
+
     @abc.abstractmethod
     def weights_of(self, ages: np.ndarray) -> np.ndarray:
         """What rows of these ages `(n,)`, added with weight 1, count in the unit of the table."""
@@ -281,6 +285,10 @@ class HalfLife(Forgetting):
             table.add(codes[:n], (weights[:n] * growth)[:, None])
             codes, weights = codes[n:], weights[n:]
             self.place += n
+
+    def counting(self, table: BucketTable) -> float:
+        rate = -np.log(2) / self.half_life
+        return float(np.expm1(rate * table.count) / np.expm1(rate))
 
     def weights_of(self, ages: np.ndarray) -> np.ndarray:
         return np.exp2((self.place - 1 - ages) / self.half_life)

@@ -5,7 +5,7 @@ import numpy as np
 from lshkit.kde import kernels
 from lshkit.kde.leave_one_out import LeaveOneOut
 
-LEAF = 32  # rows, about
+LEAF = 32  # rows at most, and half of them at least
 AT_ONCE = 2**20  # numbers in memory, of leaves
 
 

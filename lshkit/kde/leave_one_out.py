@@ -152,7 +152,9 @@ class LeaveOneOut:
 
     def scaled(self, X: np.ndarray) -> np.ndarray:
         """Rows in float64 as they are inside: see the notes of the class."""
-        return np.ascontiguousarray((np.asarray(X, np.float64) - self.centre) * self._inverse)
+        rows = np.asarray(X, np.float64) - self.centre
+        rows *= self._inverse
+        return np.ascontiguousarray(rows)
 
     def scaled_parts(self, dtype: type = np.float64) -> Iterator[tuple[int, np.ndarray]]:
         """All of them, as places of the first and arrays."""

@@ -68,7 +68,7 @@ def holding_out(
     for x in candidates:
         sizes = weights * (1e-12 + isolation(x, rng))
         chances += inclusion_chances(sizes, n_held_out / 2 / len(candidates))
-    # Of weights that differ by more than float64's digits, some chances so far are 0.
+    # Weights may differ by more than float64's digits, and chances be 0 that must not all be.
     chances = np.minimum(chances, 1) + 1e-20 * weights / weights.max()
     chances = inclusion_chances(chances, n_held_out)
     drawn = rng.permutation(sample(chances, order, rng))

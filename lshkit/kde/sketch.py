@@ -192,6 +192,11 @@ class Sketch:
         """Rows that count."""
         return self.table.count if self.forgetting is None else self.forgetting.n_rows(self.table)
 
+    @property
+    def _n_counting(self) -> float:
+        """Rows that count, old ones in part where a sketch forgets."""
+        return self.table.count if self.forgetting is None else self.forgetting.counting(self.table)
+
     def weights_of(self, ages: np.ndarray) -> np.ndarray:
         """What rows of these ages, the numbers of rows after them, count if added with weight 1."""
         return np.ones(len(ages)) if self.forgetting is None else self.forgetting.weights_of(ages)
@@ -245,8 +250,8 @@ class Sketch:
 
     def _squares(self) -> float:
         """Sum over the buckets of the squares of their shares of the weight, mean of the hashes."""
-        of_hashes = (self._counted((h, ..., 0)) for h in range(self.n_hashes))
-        return float(np.mean([x @ x for x in of_hashes])) / self.total**2
+        shares = (self._counted((h, ..., 0)) / self.total for h in range(self.n_hashes))
+        return float(np.mean([np.einsum("i,i->", x, x) for x in shares]))
 
     def _counted(self, at: Any) -> np.ndarray:
         """Numbers of the table there, of which a window leaves out a share of the oldest rows."""
@@ -272,8 +277,9 @@ class Sketch:
                 own /= self.total
                 of_others = squares - (own**2).mean(axis=1)
                 error = np.maximum(error, self._folded(of_others, 1 - own.mean(axis=1)))
-            # Hashes that agree do not know what one more would show: of a row, where it shows none.
-            error = np.maximum(error, np.maximum(np.abs(mean), 1 / self.n_rows) / self.n_hashes)
+            # Hashes that agree do not tell what another would show: 1/m of the estimate, or a row.
+            row = 1 / max(self._n_counting, 1)
+            error = np.maximum(error, np.maximum(np.abs(mean), row) / self.n_hashes)
             if oldest is not None:
                 # All rows of its bucket, or all others, are inside the window or outside.
                 share, weight = sums / self.total, oldest.table[0].sum()

@@ -65,8 +65,10 @@ class ValueSketch(Sketch):
         self.low = np.minimum(self.low, values.min(axis=0))
         self.high = np.maximum(self.high, values.max(axis=0))
         self.totals = self.totals + columns.sum(axis=0)
-        self.squared_values = self.squared_values + weights @ (values - self.offset) ** 2
-        self.squared_weights += float(weights @ weights)
+        # Not products of matrices, whose last bits depend on the number of threads.
+        squares = np.einsum("i,ij->j", weights, (values - self.offset) ** 2)
+        self.squared_values = self.squared_values + squares
+        self.squared_weights += float(np.einsum("i,i->", weights, weights))
         self.total = float(self.totals[0])
 
     @staticmethod
@@ -149,7 +151,7 @@ class ValueSketch(Sketch):
         for of_hash, first in itertools.product(range(self.n_hashes), firsts):
             numbers = self.table.table[of_hash, first : first + step]
             shares = np.ascontiguousarray(numbers.T) / self.total
-            products += shares @ shares[0] / self.n_hashes
+            products += np.einsum("ib,b->i", shares, shares[0]) / self.n_hashes
             squares += np.einsum("ib,ib->i", shares, shares) / self.n_hashes
         return products, squares
 

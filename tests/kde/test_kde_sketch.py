@@ -101,11 +101,28 @@ def test_hashes_that_agree_are_not_stated_to_be_exact(kernel, size):
     assert (np.abs(mean - wanted) <= 3 * std).all()
 
 
-def test_empty_buckets_are_not_stated_to_be_exact():
+@pytest.mark.parametrize("half_life", [None, 20.0])
+def test_empty_buckets_are_not_stated_to_be_exact(half_life):
     rows, queries = np.random.default_rng(0).normal(size=(2, 300, 16))
-    density = LSHKernelDensity("angular", algorithm="bucket_sum", n_bits=16, random_state=0)
+    options = dict(n_bits=16, random_state=0, half_life=half_life)
+    density = LSHKernelDensity("angular", algorithm="bucket_sum", **options)
     mean, std = density.fit(rows).kernel_mean(queries, return_std=True)
-    assert (mean == 0).sum() > 30 and (std >= 1 / 300 / 32).all()
+    assert (mean < 1e-6).sum() > 30
+    counting = 300 if half_life is None else (0.5 ** (np.arange(300) / half_life)).sum()
+    assert (std >= (1 - 1e-9) / counting / 32).all()
+
+
+@pytest.mark.parametrize("kernel", SKETCHES)
+def test_errors_of_what_is_left_of_weights(kernel):
+    """A part of one row's weight; weights that fell by 2^-900."""
+    rows = np.random.default_rng(0).normal(size=(1000, 4))
+    part = sketch(kernel).fit(rows[:1], sample_weight=[2.0])
+    part.partial_unfit(rows[:1], sample_weight=[1.0])
+    faded = sketch(kernel, half_life=1.0).fit(rows)
+    faded.partial_fit(rows[:900], sample_weight=np.zeros(900))
+    for density in (part, faded):
+        mean, std = density.kernel_mean(rows[-3:], return_std=True)
+        assert np.isfinite(mean).all() and (std > 0).all()
 
 
 @pytest.mark.parametrize("kernel", SKETCHES)

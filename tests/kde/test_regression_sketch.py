@@ -5,8 +5,9 @@ import pickle
 import numpy as np
 import pytest
 from cases.regression import QUERIES, ROWS, SKETCHES, VALUES, WEIGHTS, plain, problem, sketch
+from threadpoolctl import threadpool_limits
 
-from lshkit.kde import LSHKernelRegressor
+from lshkit.kde import LSHKernelDensity, LSHKernelRegressor
 
 
 @pytest.mark.parametrize("name", SKETCHES)
@@ -187,6 +188,23 @@ def test_units_of_targets_and_weights_do_not_matter(name, of_values, of_weights)
     model = sketch(name).fit(ROWS, VALUES * 10.0**of_values, WEIGHTS * 10.0**of_weights)
     for a, b in zip(model.predict(QUERIES, return_std=True), wanted, strict=True):
         assert np.allclose(a / 10.0**of_values, b, rtol=1e-9)
+
+
+@pytest.mark.parametrize("make", [LSHKernelDensity, LSHKernelRegressor])
+def test_errors_do_not_depend_on_the_threads_of_matrix_products(make):
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(20_000, 6)), rng.uniform(0.1, 1, size=20_000)
+    options = dict(algorithm="bucket_sum", n_bits=16, random_state=0)
+    results = []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            if make is LSHKernelRegressor:
+                model = make("laplacian", 0.3, **options).fit(rows, rows[:, 0], weights)
+                results.append(model.predict(rows[:200], return_std=True))
+            else:
+                model = make("laplacian", 0.3, **options).fit(rows, sample_weight=weights)
+                results.append(model.kernel_mean(rows[:200], return_std=True))
+    assert np.array_equal(*results)
 
 
 def test_sketches_refuse_rows_beyond_float64_in_bandwidths():
