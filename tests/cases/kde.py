@@ -13,6 +13,10 @@ KERNELS = "gaussian exponential laplacian tophat epanechnikov linear cosine angu
 SKETCHES = {"angular": dict(n_bits=6), "laplacian": dict(n_bits=5, bandwidth=1.5)}
 
 
+def rows_of(n, d, seed=0, dtype=np.float64):
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(dtype)
+
+
 def log_mean(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
     logs = log_kernel(kernel, queries, rows, bandwidth, n_bits)
     weights = np.ones(len(rows)) if weights is None else np.asarray(weights, np.float64)
