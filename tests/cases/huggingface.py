@@ -1,6 +1,8 @@
 """Small random models of transformers for the tests."""
 
+import pytest
 import torch
+import transformers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -111,6 +113,18 @@ def t5gemma(n_layers=2, attn_logit_softcapping=None, lshkit=None, **options):
     config.decoder_start_token_id = config.bos_token_id = 1
     config.pad_token_id, config.eos_token_id = 0, None
     return T5GemmaForConditionalGeneration(config)
+
+
+def gemma4(n_layers=4, window=4, **options):
+    """Its last two layers have the keys of the first two, and only the queries of wanted logits."""
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("this transformers has no Gemma 4")
+    sizes = {**_SIZES, "num_hidden_layers": n_layers, "num_key_value_heads": 2, "head_dim": 8}
+    sizes |= {"global_head_dim": 16, "num_kv_shared_layers": 2, "sliding_window": window}
+    sizes |= {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"] * (n_layers // 2)}
+    config = transformers.Gemma4TextConfig(**sizes, initializer_range=0.2, **options)
+    return transformers.Gemma4ForCausalLM(config)
 
 
 FAMILIES = {"bert": bert, "llama": llama, "bart": bart, "t5": t5, "t5gemma": t5gemma}

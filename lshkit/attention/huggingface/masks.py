@@ -5,17 +5,19 @@ is made here goes through the model to the attention function in one of these fo
 
     bool (B, 1, 1, n_keys)    True for a key that every query sees, no causal order; or that the
                               only query sees
-    int32 (B, 1, 1, n_keys)   causal, the last query at the last key: ~ of the first query row of
-                              this call that sees a key; of the number of rows where none does
-    int32 (B, 1, 2, n_keys)   a sliding window: ~ of the first query row that sees a key, and ~ of
-                              the row behind the last
+    int32 (B, 1, 1, n_keys)   causal, the last query at the last key: ~ of how many of the last
+                              queries see a key
+    int64 (B, 1, 2, n_keys)   a sliding window: ~ of how many of the last queries are at a key or
+                              behind it, and of how many of these no longer see it
     int32 (S + 1,)            causal within packed sequences: where they start among the rows of
                               the batch, counted through it
     bool (B, 1, n_q, n_keys)  any pattern, for the attention functions that take pairs
     uint8 (B, 1, 1, n_keys)   the same of a single query
 
-Numbers are negative (~ x = -1 - x), so that an integer mask of a user's 0 and 1 is none of these. A
-mask may be shorter than the keys: those beyond are the free places of a static cache.
+Numbers are negative (~ x = -1 - x), so that an integer mask of a user's 0 and 1 is none of these.
+They count from the last query back, as a model may go on with its last queries alone and keep as
+many rows of its mask (Gemma 4, in layers that share keys). A mask may be shorter than the keys:
+those beyond are the free places of a static cache.
 """
 
 import functools
@@ -214,11 +216,12 @@ def read_mask(
             f"attention_mask must be (batch, keys) or (batch, 1, 1, keys) with up to {n_keys} keys "
             f"for {name}, got {tuple(mask.shape)}"
         )
+    if mask.dtype is torch.int64:
+        rows = _window_rows(_counts(name, mask, 2 if n_q > 1 else mask.shape[2]), n_q)
+        return Mask(mask.shape[-1], rows=rows.expand(query.shape[0], -1, -1))
     if mask.dtype is torch.int32:
-        rows = _rows(name, mask)
-        if rows.shape[1] == 2:
-            return Mask(mask.shape[-1], rows=rows.expand(query.shape[0], -1, -1))
-        return Mask(mask.shape[-1], _keys(_in_order(name, rows[:, 0], n_q), query), True)
+        seen_by = _counts(name, mask, 1)[:, 0]
+        return Mask(mask.shape[-1], _keys(_in_order(name, seen_by), query), True)
     if mask.dtype is torch.uint8 and mask.shape[2] == n_q == 1 and takes_pairs:
         return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask != 0)
     if mask.shape[1] == mask.shape[2] == 1:
@@ -226,7 +229,9 @@ def read_mask(
             keys = _keys(mask[:, 0, 0], query)
             return Mask(mask.shape[-1], keys, is_step=is_causal and n_q == 1)
     if mask.is_floating_point() and mask.shape[1] == mask.shape[2] == 1:
-        return Mask(mask.shape[-1], _keys(_from_floats(mask[:, 0, 0]), query))
+        of_scores = takes_pairs and n_q == 1 and may_be_read(mask) and not _is_padding(mask).all()
+        if not of_scores:
+            return Mask(mask.shape[-1], _keys(_from_floats(mask[:, 0, 0]), query))
     if not takes_pairs:
         raise NotImplementedError(
             f"{name} can't apply a mask of shape {tuple(mask.shape)} and dtype {mask.dtype}: it "
@@ -239,13 +244,12 @@ def read_mask(
     return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask)
 
 
-def _rows(name: str, mask: Tensor) -> Tensor:
-    """The numbers in an int32 mask as it was made here, `(B, 1 or 2, n_keys)`."""
+def _counts(name: str, mask: Tensor, n_rows: int) -> Tensor:
+    """The numbers in a mask of integers as it was made here, `(B, n_rows, n_keys)`."""
     ours = mask.shape[1] == 1 and mask.shape[2] in (1, 2)
     if not ours or not (mask.numel() == 0 or not may_be_read(mask) or (mask < 0).any()):
         raise TypeError(f"attention_mask must be boolean or of floats for {name}, got {mask.dtype}")
-    if mask.shape[2] == 2:
-        _require_unchanged(name, mask < 0)
+    _require_unchanged(name, (mask < 0) & (mask.shape[2] == n_rows))
     return ~mask[:, 0]
 
 
@@ -254,24 +258,37 @@ def _require_unchanged(name: str, known: Tensor) -> None:
     require(known, message, error=NotImplementedError)
 
 
-def _in_order(name: str, first: Tensor, n_q: int) -> Tensor:
+def _in_order(name: str, seen_by: Tensor) -> Tensor:
     """The keys that take part, of a causal mask as it was made here."""
-    n_keys = first.shape[-1]
-    keys = first < n_q
-    row = torch.arange(n_q - n_keys, n_q, device=first.device).clamp(0)
-    _require_unchanged(name, ~keys | (first == row))
+    keys = seen_by > 0
+    last = torch.arange(seen_by.shape[-1], 0, -1, device=seen_by.device)
+    _require_unchanged(name, ~keys | (seen_by == last))
     return keys
+
+
+def _window_rows(counts: Tensor, n_q: int) -> Tensor:
+    """The first of n_q query rows that sees a key and the one behind the last, (B, 2, n_keys).
+
+    Of a single query the last row of the mask, which it may have alone, says all.
+    """
+    stop = (n_q - counts[:, -1]).clamp(0)
+    first = torch.zeros_like(stop) if n_q == 1 else (n_q - counts[:, 0]).clamp(0)
+    return torch.stack((torch.minimum(first, stop), stop), 1).to(torch.int32)
+
+
+def _is_padding(mask: Tensor) -> Tensor:
+    """Of floats that are added to scores: 0 for a key that takes part, else very low."""
+    return (mask == 0) | (mask <= IGNORED_FROM)
 
 
 def _from_floats(mask: Tensor) -> Tensor:
-    """Of a padding mask that is added to scores: 0 for a key that takes part, else very low."""
-    keys = mask == 0
+    """The keys that take part, of a padding mask that is added to scores."""
     require(
-        keys | (mask <= IGNORED_FROM),
+        _is_padding(mask),
         f"attention_mask of floats must be 0 or at most {IGNORED_FROM:g} for each key",
         lambda: f", got values from {mask.min()} to {mask.max()}",
     )
-    return keys
+    return mask == 0
 
 
 def _keys(keys: Tensor, query: Tensor) -> Tensor:
@@ -315,11 +332,10 @@ def _causal(
             f"a causal mask needs the keys of all {q_length} queries, which begin at position "
             f"{q_offset}: got {kv_length} keys from position {kv_offset}"
         )
-    first = torch.arange(q_length - n_keys, q_length, dtype=torch.int32, device=device).clamp(0)
-    first = first.expand(batch_size, -1)
+    seen_by = torch.arange(n_keys, 0, -1, dtype=torch.int32, device=device).expand(batch_size, -1)
     if keys is not None:
-        first = torch.where(keys[:, :n_keys], first, q_length)
-    return ~first[:, None, None, :]
+        seen_by = torch.where(keys[:, :n_keys], seen_by, 0)
+    return ~seen_by[:, None, None, :]
 
 
 # The prompt with a static cache: its offset is a tensor, whose value a graph can't know.
@@ -379,11 +395,14 @@ def _band(
     device: torch.device | str,
 ) -> Tensor:
     """A query sees the keys less than `back` positions before it and up to `ahead` behind it."""
-    row = torch.arange(n_keys, dtype=torch.int32, device=device) - first_query
-    rows = torch.stack((row - ahead, row + back)).clamp(0, q_length).expand(batch_size, -1, -1)
+    behind = first_query + q_length - torch.arange(n_keys, device=device)  # queries from the key on
+    behind = behind.expand(batch_size, -1)
+    seen_by = (behind + ahead).clamp(0, q_length)
     if keys is not None:
-        rows = torch.where(keys[:, None], rows, 0)
-    return ~rows[:, None]
+        seen_by = torch.where(keys, seen_by, 0)
+    # A key that nobody sees: neither does the last query, which may be the only one that is left.
+    left = torch.where(seen_by > 0, (behind - back).clamp(0, q_length), q_length)
+    return ~torch.stack((seen_by, left), 1)[:, None]
 
 
 def _packed_starts(parts: Mapping[str, Mapping[str, Any]]) -> Tensor | None:

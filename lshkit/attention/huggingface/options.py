@@ -144,7 +144,7 @@ def of_model(kind: str, registered: dict[str, Any], module: nn.Module) -> dict[s
     if own is not None:
         registered = options.complete(own, "config.lshkit", registered)
     call = options.call(registered, module.training)
-    layer = getattr(module, "layer_idx", None) or 0
+    layer = max(getattr(module, "layer_idx", None) or 0, 0)  # -1: of a layer that all share
     return call | {"seed": None if module.training else call["seed"] + layer}
 
 

@@ -11,6 +11,7 @@ from cases.huggingface import (  # noqa: E402
     EXACT,
     IMPLEMENTATIONS,
     combinations,
+    gemma4,
     llama4,
     mistral,
     model,
@@ -30,7 +31,7 @@ from transformers.masking_utils import (  # noqa: E402
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.attention.huggingface import register  # noqa: E402
 from lshkit.attention.huggingface.band import yoso_band  # noqa: E402
-from lshkit.attention.huggingface.masks import kind_of  # noqa: E402
+from lshkit.attention.huggingface.masks import kind_of, mask_function, read_mask  # noqa: E402
 
 FAMILIES = ("bert", "llama", "bart", "t5", "t5gemma")
 SAMPLES = {"estimator": "sampled", "expectation": "never"}
@@ -148,6 +149,58 @@ def test_sliding_window(window, masked, implementation):
         results.append((logits[kept], grad, torch.stack(steps)))
     for expected, got in zip(*results, strict=True):
         assert (expected - got).abs().max() < 2e-5 * max(1, expected.abs().max())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("window", [4, 32])
+def test_queries_that_a_model_leaves_out(window, masked, implementation):
+    """Gemma 4 goes on with its last queries alone, and with as many rows of its masks."""
+    torch.manual_seed(0)
+    made = gemma4(window=window, attn_implementation="eager").eval()
+    ids, mask = tokens(), padded(True) if masked else torch.ones(2, 24, dtype=torch.int64)
+    options, other = EXACT[implementation]
+    with torch.no_grad():
+        expected = set_implementation(made, other)(ids, attention_mask=mask).logits
+        set_implementation(made, implementation, options)
+        if implementation == "lshkit_bert_lsh" and window == 4:
+            with pytest.raises(NotImplementedError, match="can't take a sliding window"):
+                made(ids, attention_mask=mask)
+            return
+        for n in (1, 2, 7, 24):
+            got = made(ids, attention_mask=mask, logits_to_keep=n).logits
+            error = (got - expected[:, -n:])[mask[:, -n:].bool()]
+            assert error.abs().max() < 2e-5 * expected.abs().max()
+        for n in (2, 3):  # the shortest of which one query can be left
+            whole = made(ids[:, :n]).logits[:, -1:]
+            assert (made(ids[:, :n], logits_to_keep=1).logits - whole).abs().max() < 1e-5
+    if implementation != "lshkit_yoso":
+        new = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+        generated = made.generate(ids, **new)
+        assert torch.equal(generated, set_implementation(made, "eager").generate(ids, **new))
+
+
+@pytest.mark.parametrize("name", ["lshkit_lsh", "lshkit_cache"])
+def test_pieces_with_a_bias(name):
+    """A single query has a row of floats too, which may not be taken for padding."""
+    made, ids, i = model("llama", "sdpa"), tokens(), torch.arange(24)
+    bias = torch.where(i[:, None] < i, -torch.inf, -0.3 * (i[:, None] - i).abs())[None, None]
+    with torch.no_grad():
+        expected = made(ids, attention_mask=bias).logits
+        set_implementation(made, name)
+        cache, got = DynamicCache(), []
+        for part in (slice(14), slice(14, 23), slice(23, 24)):
+            rows = bias[:, :, part, : part.stop]
+            got.append(made(ids[:, part], attention_mask=rows, cache=cache).logits)
+    assert (torch.cat(got, 1) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("part", [slice(5), slice(None, None, 2)])
+def test_keys_that_a_model_leaves_out(part):
+    """Its causal mask then says nothing of where queries stand."""
+    query, key = torch.zeros(1, 2, 6, 8), torch.zeros(1, 2, 6, 8)[:, :, part]
+    mask = mask_function("lshkit_lsh", takes_pairs=True)(1, 6, 6)[..., part]
+    with pytest.raises(NotImplementedError, match="changes its causal mask in a way that lshkit"):
+        read_mask("lshkit_lsh", mask, query, key, True, takes_pairs=True)
 
 
 @pytest.mark.parametrize("gradient", ["exact", "lower_bound"])

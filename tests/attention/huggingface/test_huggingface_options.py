@@ -295,6 +295,19 @@ def test_what_a_masked_key_holds(n_q, form, where):
     assert not out[1].any()
 
 
+@pytest.mark.parametrize("name", ["lshkit_yoso", "lshkit_lsh", "lshkit_bert_lsh"])
+def test_a_layer_without_an_index(name):
+    """Zamba2's shared attention has -1, other models' None: as the first."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 200, 8, generator=generator)
+    outs = []
+    for index in (0, -1, None):
+        module = torch.nn.Module().eval()
+        module.is_causal, module.layer_idx = True, index
+        outs.append(AttentionInterface()[name](module, x, x, x, None)[0])
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
 def test_a_key_that_is_not_finite_is_ignored():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 6, 8, generator=generator) for _ in range(3))
