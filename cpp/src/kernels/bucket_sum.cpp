@@ -65,7 +65,7 @@ bool within_line(const T* data, index_t stride) {
 template <class T, class Code, int Slices, bool Full, int Group, bool Split>
 struct Pass {
   using Row = Line<T, Slices>;
-  const BucketSumPass<T>& p;
+  const BucketSumPass<T> p;
   LSHKIT_INLINE T* row(int hash, Code code) const {
     return p.table + (hash * p.table_rows + code) * Row::kColumns;
   }

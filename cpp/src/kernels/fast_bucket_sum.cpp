@@ -31,7 +31,7 @@ constexpr std::uint32_t kLowerHalf = 0xffff, kBias = 0x8000;  // of the lower ha
 template <class Code, int Slices, bool Full, int Group>
 struct FastPass {
   static constexpr int kRegisterCount = Slices * kLine, kStride = Slices * kLaneCount;
-  const FastSumPass& p;
+  const FastSumPass p;
 
   LSHKIT_INLINE std::uint32_t* row(int hash, Code code) const {
     return p.table + (hash * p.table_rows + code) * kStride;

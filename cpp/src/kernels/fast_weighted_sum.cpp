@@ -67,9 +67,10 @@ constexpr float kSmallFactor = 0x1p-100f;
 template <int Slices, int Probes, bool Full, bool Cleared = false>
 struct Run {
   static constexpr int kRegisterCount = Slices * kLine, kStride = Slices * kFastColumns;
+  static constexpr int kSummed = Probes ? Probes : 1;  // as in weighted_bucket_sum.cpp
   // Two registers of products stay within 32 bits; short ones are more.
   using Dot = std::conditional_t<kRegisterCount <= 2, I, F>;
-  const FastWeightedPass& p;
+  const FastWeightedPass p;
 
   static LSHKIT_INLINE Dot dot_part(S a, S b) {
     return __builtin_convertvector(pair_product(a, b), Dot);
@@ -134,7 +135,7 @@ struct Run {
     }
   }
   LSHKIT_NOINLINE static void reduce_dots(const F* partial, bool accumulate, float* to, int count) {
-    F sums = sum_each<W, float>(partial);
+    F sums = sum_each<W / kSummed, float, kSummed>(partial);
     if (accumulate) sums += load_first(to, count);
     store_first(to, sums, count);
   }
@@ -142,7 +143,7 @@ struct Run {
   template <bool Sum, bool Dots>
   LSHKIT_INLINE void read_all() const {
     const int probes = count(p.read);
-    F partial[W] = {};  // of W dot products, of one row after the other
+    F partial[W / kSummed] = {};  // of W dot products, of one row after the other
     int waiting = 0;
     float* dots = p.dots;
     for (index_t i = 0; i < p.read.count; ++i) {
@@ -156,6 +157,7 @@ struct Run {
         load_row(row, x);
         scale = broadcast(p.dot_scale[i]);
       }
+      F own[kSummed];
       float* out = Sum ? p.sum + i * p.sum_stride : nullptr;
       if (Sum && i + kAhead < p.read.count) {
         LSHKIT_UNROLL
@@ -176,11 +178,14 @@ struct Run {
           Dot dot = dot_part(v[0], x[0]);
           LSHKIT_UNROLL
           for (int k = 1; k < kRegisterCount; ++k) dot += dot_part(v[k], x[k]);
-          partial[waiting++] = __builtin_convertvector(dot, F) * scale;
-          if (waiting == W) {
-            reduce_dots(partial, p.accumulate_dots, dots, W);
-            dots += W;
-            waiting = 0;
+          own[a % kSummed] = __builtin_convertvector(dot, F) * scale;
+          if (a % kSummed == kSummed - 1) {
+            partial[waiting++] = sum_each<kSummed, float>(own);
+            if (waiting == W / kSummed) {
+              reduce_dots(partial, p.accumulate_dots, dots, W);
+              dots += W;
+              waiting = 0;
+            }
           }
         }
       }
@@ -192,7 +197,7 @@ struct Run {
         }
       }
     }
-    if (Dots && waiting) reduce_dots(partial, p.accumulate_dots, dots, waiting);
+    if (Dots && waiting) reduce_dots(partial, p.accumulate_dots, dots, waiting * kSummed);
   }
 };
 

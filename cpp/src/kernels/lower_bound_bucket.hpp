@@ -58,7 +58,7 @@ struct RowVectors {
 template <int Vectors>
 struct FloatForm {
   using Row = RowVectors<Vectors>;
-  const Problem& p;
+  const Problem p;
 
   FloatForm(const Problem& problem, const Bfloat16Rows&) : p(problem) {}
   static LSHKIT_INLINE Row row(const float* x, float scale) {
@@ -82,7 +82,7 @@ struct FloatForm {
 template <int Vectors>
 struct WordForm {
   using Row = RowVectors<Vectors>;
-  const Bfloat16Rows& w;
+  const Bfloat16Rows w;
 
   WordForm(const Problem&, const Bfloat16Rows& words) : w(words) {}
   static LSHKIT_INLINE Row row(const std::uint32_t* words) {
@@ -318,7 +318,10 @@ struct Bucket {
   template <class Form, bool ToQuery, bool ToKey>
   LSHKIT_NOINLINE void direct(index_t nq, index_t nk) const {
     using Row = typename Form::Row;
-    const Form form(p, s.words);
+    const Form form(this->p, s.words);
+    const Problem p = this->p;
+    const std::int32_t *queries = this->queries, *keys = this->keys;
+    RowsAhead& ahead = *s.words.ahead;
     for (index_t i = 0; i < nq; i += 2) {
       const index_t a = queries[i], b = queries[i + 1 < nq ? i + 1 : i];
       const float b_takes_part = i + 1 < nq ? p.scale : 0;
@@ -329,7 +332,7 @@ struct Bucket {
         const bool pair = j + 1 < nk;
         const index_t x = keys[j], y = keys[pair ? j + 1 : j];
         if (p.causal && x > b) break;
-        fetch_rows(*s.words.ahead, 1);
+        fetch_rows(ahead, 1);
         const Row vx = form.value(x), vy = form.value(y);
         F ax = {}, bx = {}, ay = {}, by = {};
         LSHKIT_UNROLL
@@ -348,19 +351,21 @@ struct Bucket {
         s4 = take != Vec4{} ? s4 : Vec4{};
         const float nx = form.key_scale(x), ny = form.key_scale(y);
         const Vec4 k4 = s4 * Vec4{nx, nx, ny, ny};
-        add_pair<ToQuery, ToKey>(form, x, s4[0], s4[1], k4[0], k4[1], qa, qb, da, db);
-        if (pair) add_pair<ToQuery, ToKey>(form, y, s4[2], s4[3], k4[2], k4[3], qa, qb, da, db);
+        add_pair<ToQuery, ToKey>(form, p.key_grad, x, s4[0], s4[1], k4[0], k4[1], qa, qb, da, db);
+        if (pair)
+          add_pair<ToQuery, ToKey>(form, p.key_grad, y, s4[2], s4[3], k4[2], k4[3], qa, qb, da, db);
       }
       if (ToQuery) form.add_to(p.query_grad.row(a), da);
       if (ToQuery && i + 1 < nq) form.add_to(p.query_grad.row(b), db);
     }
   }
   template <bool ToQuery, bool ToKey, class Form>
-  LSHKIT_INLINE void add_pair(const Form& form, index_t key, float sa, float sb, float ka, float kb,
-                              const typename Form::Row& qa, const typename Form::Row& qb,
-                              typename Form::Row& da, typename Form::Row& db) const {
+  static LSHKIT_INLINE void add_pair(const Form& form, Matrix<float> key_grad, index_t key,
+                                     float sa, float sb, float ka, float kb,
+                                     const typename Form::Row& qa, const typename Form::Row& qb,
+                                     typename Form::Row& da, typename Form::Row& db) {
     const typename Form::Row k = form.key(key);
-    float* dk = p.key_grad.row(key);
+    float* dk = key_grad.row(key);
     LSHKIT_UNROLL
     for (int c = 0; c < Form::Row::kVectors; ++c) {
       if (ToQuery) da.v[c] += ka * k.v[c];

@@ -160,14 +160,16 @@ LSHKIT_INLINE V blend_others(V a, V b, std::index_sequence<I...>) {
 }
 
 // Lane i is the sum of the lanes of r[i]: a blend and a shuffle of two registers for each pair.
-template <int Count, class T>
+// With Count fewer than lanes r[i] is in each lane of i modulo Count, in parts; with First,
+// registers of such parts of First are r.
+template <int Count, class T, int First = 1>
 LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
   if constexpr (Count == 1) {
     return r[0];
   } else {
-    constexpr int step = Count / 2;
+    constexpr int half = Count / 2, step = half * First;
     constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
-    const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
+    const Vec<T> a = sum_each<half, T, First>(r), b = sum_each<half, T, First>(r + half);
     return blend<step>(a, b, lanes) + blend_others<step>(a, b, lanes);
   }
 }

@@ -30,10 +30,27 @@ constexpr bool kUnrollsProbes = false;
 constexpr index_t kAhead = 12;      // rows to prefetch ahead
 constexpr index_t kSlotsAhead = 4;  // rows whose table rows are prefetched: some are not in L2
 
-template <class T>
+// The table rows of a row with Probes of them, or any number (0). Four in one load: passes are
+// bound by loads and stores.
+template <int Probes>
+struct Slots {
+  const std::uint16_t* slots;
+  LSHKIT_INLINE explicit Slots(const std::uint16_t* of_row) : slots(of_row) {}
+  LSHKIT_INLINE index_t operator[](int a) const { return slots[a]; }
+};
+template <>
+struct Slots<4> {
+  std::uint64_t all;
+  LSHKIT_INLINE explicit Slots(const std::uint16_t* of_row) {
+    std::memcpy(&all, of_row, sizeof(all));
+  }
+  LSHKIT_INLINE index_t operator[](int a) const { return index_t(all >> 16 * a & 0xffff); }
+};
+
+template <class T, int Summed>
 LSHKIT_NOINLINE void reduce_dots(const Vec<T>* partial, T scale, bool accumulate, T* to,
                                  int count) {
-  Vec<T> sums = sum_each<kLanes<T>, T>(partial) * scale;
+  Vec<T> sums = sum_each<kLanes<T> / Summed, T, Summed>(partial) * scale;
   if (accumulate) sums += load_first(to, count);
   store_first(to, sums, count);
 }
@@ -43,8 +60,11 @@ template <class T, int Slices, int AddProbes, int ReadProbes, bool Full, bool Cl
 struct Run {
   static constexpr int kColumns = Slices * kSliceBytes / int(sizeof(T));
   static constexpr int kVectors = Slices * kSliceBytes / kVectorBytes, n = kLanes<T>;
-  const WeightedPass<T>& p;
-  Vec<T> partial[n] = {};  // of the dot products of the rows that share a register
+  // Dot products of a row that are summed into one register straight away: stores take two cycles.
+  static constexpr int kSummed = ReadProbes == 2 || ReadProbes == 4 ? ReadProbes : 1;
+  // A copy, of which all is in registers; and elsewhere what a function takes the address of.
+  const WeightedPass<T> p;
+  Vec<T>* partial;  // n / kSummed: of the dot products of the rows that share a register
 
   LSHKIT_INLINE int add_probes() const { return AddProbes ? AddProbes : p.add.n_probes; }
   LSHKIT_INLINE int read_probes() const { return ReadProbes ? ReadProbes : p.read.n_probes; }
@@ -64,10 +84,12 @@ struct Run {
   }
 
   // The table rows of a row that comes soon.
-  LSHKIT_INLINE void prefetch_slots(const std::uint16_t* slot, int probes) const {
+  template <int Probes>
+  LSHKIT_INLINE void prefetch_slots(const std::uint16_t* of_row, int probes) const {
+    const Slots<Probes> slot(of_row);
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
-      const T* row = p.table + index_t(slot[a]) * kColumns;
+      const T* row = p.table + slot[a] * kColumns;
       LSHKIT_UNROLL
       for (int i = 0; i < Slices; ++i) prefetch(row + i * (kSliceBytes / int(sizeof(T))));
     }
@@ -80,13 +102,14 @@ struct Run {
     Vec<T> v[kVectors];
     load_row(x, v);
     const int probes = add_probes();
-    const std::uint16_t* slot = p.add.slots + row * probes;
+    const std::uint16_t* slots = p.add.slots + row * probes;
+    const Slots<AddProbes> slot(slots);
     const T* weight = p.add.weights + row * probes;
     if (AddProbes && row + kSlotsAhead < p.add.count)
-      prefetch_slots(slot + kSlotsAhead * probes, probes);
+      prefetch_slots<AddProbes>(slots + kSlotsAhead * probes, probes);
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
-      T* to = p.table + index_t(slot[a]) * kColumns;
+      T* to = p.table + slot[a] * kColumns;
       const RowMask used = masked() ? use_row(p.used + slot[a]) : kAllUsed;
       const Vec<T> w = broadcast(weight[a]);
       LSHKIT_UNROLL
@@ -97,10 +120,11 @@ struct Run {
   template <bool Sum, bool Dots>
   LSHKIT_INLINE void read(index_t row) {
     const int probes = read_probes();
-    const std::uint16_t* slot = p.read.slots + row * probes;
+    const std::uint16_t* slots = p.read.slots + row * probes;
+    const Slots<ReadProbes> slot(slots);
     const T* weight = p.read.weights + row * probes;
     if (ReadProbes && row + kSlotsAhead < p.read.count)
-      prefetch_slots(slot + kSlotsAhead * probes, probes);
+      prefetch_slots<ReadProbes>(slots + kSlotsAhead * probes, probes);
     const bool ahead = row + kAhead < p.read.count;
     Vec<T> x[kVectors], sum[kVectors] = {};
     if (Dots) {
@@ -111,10 +135,12 @@ struct Run {
     T* out = Sum ? p.sum + row * p.sum_stride : nullptr;
     if (Sum && ahead) prefetch_ahead(out, p.sum_stride);
     const int shared = probes < n ? n / probes : 1;  // rows whose dots are reduced together
-    int k = Dots ? int(row % shared) * probes : 0;
+    const int place = int(std::size_t(row) % std::size_t(shared));
+    int k = place * probes;
+    Vec<T> own[kSummed];
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
-      const T* from = p.table + index_t(slot[a]) * kColumns;
+      const T* from = p.table + slot[a] * kColumns;
       const RowMask used = masked() ? p.used[slot[a]] : kAllUsed;
       Vec<T> v[kVectors];
       LSHKIT_UNROLL
@@ -128,13 +154,18 @@ struct Run {
         Vec<T> dot = v[0] * x[0];
         LSHKIT_UNROLL
         for (int i = 1; i < kVectors; ++i) dot += v[i] * x[i];
-        if (k == n) {  // only rows of more probes than a register has lanes
-          reduce(p.dots + row * probes + a - n, n);
-          k = 0;
+        if (kSummed > 1) {
+          own[a] = dot;
+        } else {
+          if (k == n) {  // only rows of more probes than a register has lanes
+            reduce(p.dots + row * probes + a - n, n);
+            k = 0;
+          }
+          partial[k++] = dot;
         }
-        partial[k++] = dot;
       }
     }
+    if (Dots && kSummed > 1) partial[place] = sum_each<kSummed, T>(own);
     if (Sum) {
       LSHKIT_UNROLL
       for (int i = 0; i < kVectors; ++i) {
@@ -148,21 +179,22 @@ struct Run {
       }
     }
     if (Dots) {
-      const index_t first = row / shared * shared, last = smaller(first + shared, p.read.count) - 1;
-      if (probes > n)
+      const bool up = p.order != Order::reversed;
+      if (probes > n) {
         reduce(p.dots + (row + 1) * probes - k, k);
-      else if (row == (p.order == Order::reversed ? first : last))
-        reduce(p.dots + first * probes, int(last + 1 - first) * probes);
+      } else if (place == (up ? shared - 1 : 0) || (up && row + 1 == p.read.count)) {
+        const index_t first = row - place;
+        reduce(p.dots + first * probes, int(smaller(shared, p.read.count - first)) * probes);
+      }
     }
   }
   LSHKIT_INLINE void reduce(T* to, int count) const {
-    reduce_dots<T>(partial, p.scale, p.accumulate_dots, to, count);
+    reduce_dots<T, kSummed>(partial, p.scale, p.accumulate_dots, to, count);
   }
 
-  // One function for any Sum and Dots. Static: where a function takes the address of a Run, its
-  // members stay in memory.
+  // One function for any Sum and Dots.
   LSHKIT_NOINLINE static void add_all(const WeightedPass<T>& p) {
-    const Run run{p};
+    const Run run{p, nullptr};
     for (index_t j = 0; j < p.add.count; ++j) run.add(j);
   }
   template <bool Sum, bool Dots>
@@ -174,10 +206,12 @@ struct Run {
     add_all(p);
     for (index_t i = 0; i < p.read.count; ++i) read<Sum, Dots>(i);
   }
-  LSHKIT_INLINE void all() {
-    if (!p.dots) return rows<true, false>();
-    if (!p.sum) return rows<false, true>();
-    rows<true, true>();
+  LSHKIT_INLINE static void all(const WeightedPass<T>& p) {
+    Vec<T> partial[n / kSummed] = {};
+    Run run{p, partial};
+    if (!p.dots) return run.template rows<true, false>();
+    if (!p.sum) return run.template rows<false, true>();
+    run.template rows<true, true>();
   }
 };
 
@@ -189,13 +223,13 @@ LSHKIT_INLINE void run(const WeightedPass<T>& p) {
   const int r = p.read.count ? p.read.n_probes : a;
   if constexpr (kUnrollsProbes && sizeof(T) == sizeof(float)) {  // else nothing is gained
     if (kMasksRows && full && a == 4 && r == 4 && !p.used)
-      return Run<T, Slices, 4, 4, true, true>{p}.all();
-    if (full && a == 4 && r == 4) return Run<T, Slices, 4, 4, true>{p}.all();
-    if (full && a == 3 && r == 3) return Run<T, Slices, 3, 3, true>{p}.all();
-    if (full && a == 2 && r == 2) return Run<T, Slices, 2, 2, true>{p}.all();
+      return Run<T, Slices, 4, 4, true, true>::all(p);
+    if (full && a == 4 && r == 4) return Run<T, Slices, 4, 4, true>::all(p);
+    if (full && a == 3 && r == 3) return Run<T, Slices, 3, 3, true>::all(p);
+    if (full && a == 2 && r == 2) return Run<T, Slices, 2, 2, true>::all(p);
   }
-  if (full) return Run<T, Slices, 0, 0, true>{p}.all();
-  Run<T, Slices, 0, 0, false>{p}.all();
+  if (full) return Run<T, Slices, 0, 0, true>::all(p);
+  Run<T, Slices, 0, 0, false>::all(p);
 }
 
 template <class T>
