@@ -1,6 +1,8 @@
 """What all families share: long codes, probabilities of one number, arrays and back."""
 
+import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -12,14 +14,19 @@ from lshkit.hashing import EuclideanLSH, FastHadamard, Hyperplane, RandomBinning
 ANGULAR = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
 angular_families = pytest.mark.parametrize("family", ANGULAR)
 
-EXAMPLES = {
-    "Hyperplane": Hyperplane(7, 20, 5, seed=3),
-    "FastHadamard": FastHadamard(7, 40, 5, seed=3),
-    "Gaussian": EuclideanLSH(7, 4, 5, width=2.5, seed=3),
-    "Cauchy": EuclideanLSH(7, 4, 5, width=2.5, p=1, seed=3),
-    "RandomBinning": RandomBinning(7, 5, bandwidth=2.5, seed=3),
-    "RandomBinning, each": RandomBinning(7, 5, bandwidth=np.linspace(1, 2, 7), seed=3),
+MAKERS = {
+    "Hyperplane": lambda d, m, **seed: Hyperplane(d, 20, m, **seed),
+    "Hyperplane, short": lambda d, m, **seed: Hyperplane(d, 8, m, **seed),
+    "FastHadamard": lambda d, m, **seed: FastHadamard(d, 40, m, **seed),
+    "FastHadamard, short": lambda d, m, **seed: FastHadamard(d, 9, m, **seed),
+    "Gaussian": lambda d, m, **seed: EuclideanLSH(d, 4, m, width=2.5, **seed),
+    "Cauchy": lambda d, m, **seed: EuclideanLSH(d, 4, m, width=2.5, p=1, **seed),
+    "RandomBinning": lambda d, m, **seed: RandomBinning(d, m, bandwidth=2.5, **seed),
+    "RandomBinning, each": lambda d, m, **seed: RandomBinning(
+        d, m, bandwidth=np.linspace(1, 2, d), **seed
+    ),
 }
+EXAMPLES = {name: make(7, 5, seed=3) for name, make in MAKERS.items()}
 every_family = pytest.mark.parametrize("name", EXAMPLES)
 
 
@@ -89,17 +96,6 @@ def test_long_codes_of_bad_rows(family):
     assert not codes[0, 0, 5].any()
 
 
-@angular_families
-@pytest.mark.parametrize(("n_bits", "dtype"), [(20, "uint32"), (40, "uint64")])
-def test_long_codes_of_tensors(family, n_bits, dtype):
-    torch = pytest.importorskip("torch")
-    hasher = ANGULAR[family](20, n_bits, 9, seed=0)
-    x = np.random.default_rng(0).standard_normal((2, 3, 20)).astype(np.float32)
-    codes = hasher.hash(torch.from_numpy(x))
-    assert codes.dtype == getattr(torch, dtype)
-    np.testing.assert_array_equal(codes.numpy(), hasher.hash(x))
-
-
 def test_tables_of_all_buckets_refuse_long_codes():
     hasher = Hyperplane(7, 20, 5, seed=0)
     x = np.ones((3, 7))
@@ -125,7 +121,154 @@ def test_missing_sizes_name_the_family(name):
         family(8)
 
 
+# ---------------------------------------------------------------- rows
+
+
+@every_family
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 3), (2, 1, 3, 2)])
+def test_leading_dimensions(name, shape):
+    hasher = EXAMPLES[name]
+    x = np.random.default_rng(0).standard_normal((*shape, 7))
+    codes = hasher.hash(x)
+    assert codes.shape == (*shape, 5)
+    np.testing.assert_array_equal(codes, hasher.hash(x.reshape(-1, 7)).reshape(codes.shape))
+
+
+@every_family
+def test_a_code_does_not_depend_on_strides_and_other_rows(name):
+    hasher = MAKERS[name](20, 9, seed=0)
+    x = np.random.default_rng(0).standard_normal((67, 20)).astype(np.float32)
+    codes = hasher.hash(x)
+    for n in (1, 2, 8, 9, 15, 31, 33):
+        np.testing.assert_array_equal(hasher.hash(x[:n]), codes[:n])
+    np.testing.assert_array_equal(hasher.hash(x[::-2]), codes[::-2])
+    turned = np.asfortranarray(x)
+    turned.flags.writeable = False
+    np.testing.assert_array_equal(hasher.hash(turned), codes)
+    one = np.broadcast_to(x[0], (3, 20))
+    np.testing.assert_array_equal(hasher.hash(one), np.tile(codes[0], (3, 1)))
+
+
+@every_family
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float64", "int64", "uint8", "bool", ">f4", "longdouble"]
+)
+def test_other_numbers(name, dtype):
+    hasher = EXAMPLES[name]
+    x = (np.random.default_rng(0).standard_normal((9, 7)) * 3 + 4).astype(dtype)
+    wide = np.float32 if hasher.directional else np.float64
+    np.testing.assert_array_equal(hasher.hash(x), hasher.hash(x.astype(wide)))
+    np.testing.assert_array_equal(hasher.hash(x.tolist()), hasher.hash(x))
+
+
+@every_family
+def test_hash_functions_are_data(name):
+    """Equality, copies and pickles go by the random numbers, not by the seed's spelling."""
+    make, hasher = MAKERS[name], EXAMPLES[name]
+    x = np.random.default_rng(0).standard_normal((9, 7))
+    for same in (
+        make(7, 5, seed=np.int64(3)),
+        pickle.loads(pickle.dumps(hasher)),
+        copy.deepcopy(hasher),
+    ):
+        assert same == hasher
+        assert hash(same) == hash(hasher)
+        np.testing.assert_array_equal(same.hash(x), hasher.hash(x))
+    others = make(7, 5, seed=4), make(7, 6, seed=3), make(8, 5, seed=3), make(7, 5, seed=None), 3
+    for other in (*others, *(x for x in EXAMPLES.values() if x is not hasher)):
+        assert other != hasher
+    drawn = [make(7, 5, seed=np.random.default_rng(5)) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert hasher.n_buckets == 2 ** (hasher.n_bits if hasher.directional else 32)
+    assert (hasher.n_features, hasher.n_hashes, hasher.seed) == (7, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("Hyperplane", "Hyperplane(7, 20, 5, seed=3)"),
+        ("FastHadamard", "FastHadamard(7, 40, 5, seed=3)"),
+        ("Gaussian", "EuclideanLSH(7, 4, 5, width=2.5, p=2, seed=3)"),
+        ("RandomBinning", "RandomBinning(7, 5, bandwidth=2.5, seed=3)"),
+    ],
+)
+def test_representation(name, wanted):
+    assert repr(EXAMPLES[name]) == wanted
+
+
+def test_settings_tell_families_apart():
+    make = MAKERS["Hyperplane"]
+    assert make(7, 5, seed=3) != Hyperplane(7, 8, 5, seed=3) != FastHadamard(7, 8, 5, seed=3)
+    one, other = (RandomBinning(7, 5, bandwidth=h, seed=0) for h in (1.0, 2.0))
+    assert one != other
+    one, other = (EuclideanLSH(7, 3, 5, width=w, seed=0) for w in (1.0, 2.0))
+    assert one != other
+
+
+BAD_ROWS = [
+    (np.ones((3, 6)), ValueError, r"have shape \(..., 7\), .* n_features, got \(3, 6\)"),
+    (np.float64(1), ValueError, r"have shape \(..., 7\), .* got \(\)"),
+    (np.ones(0), ValueError, r"got \(0,\)"),
+    (np.ones((3, 7), object), TypeError, "hold real numbers, got a ndarray of dtype object"),
+    (np.ones((3, 7), complex), TypeError, "hold real numbers, got a ndarray of dtype complex128"),
+    (np.full((3, 7), "1"), TypeError, "hold real numbers, got a ndarray of dtype <U1"),
+    ([[1, 2], [3]], TypeError, "an array of real numbers"),
+    (None, TypeError, "hold real numbers, got a NoneType of dtype object"),
+    (np.ma.ones((3, 7)), TypeError, "masked array"),
+]
+
+
+@every_family
+@pytest.mark.parametrize(("x", "error", "message"), BAD_ROWS)
+def test_bad_rows(name, x, error, message):
+    hasher = EXAMPLES[name]
+    for call in (lambda: hasher.hash(x), lambda: hasher.collision_probability(x, np.ones(7))):
+        with pytest.raises(error, match="x (must|is a).*" + message):
+            call()
+    with pytest.raises(error, match="y (must|is a).*" + message):
+        hasher.collision_probability(np.ones(7), x)
+
+
+@every_family
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_torch_in_torch_out(name, shape):
+    torch = pytest.importorskip("torch")
+    hasher = EXAMPLES[name]
+    x = torch.randn(*shape, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64):
+        rows = x.to(dtype, copy=True)
+        codes = hasher.hash(rows.requires_grad_(dtype.is_floating_point))
+        expected = hasher.hash(rows.detach().double().numpy())
+        assert codes.dtype == getattr(torch, str(expected.dtype))
+        assert codes.shape == (*shape, 5) and not codes.requires_grad
+        np.testing.assert_array_equal(codes.numpy(), expected)
+    for call, tensors in (
+        (hasher.collision_probability, (x, torch.ones(7))),
+        (hasher.probability_of_distance, (torch.tensor([0.5, 2.0], requires_grad=True),)),
+    ):
+        probability = call(*tensors)
+        assert probability.dtype == torch.float64 and not probability.requires_grad
+        expected = call(*(tensor.detach().numpy() for tensor in tensors))
+        np.testing.assert_array_equal(probability.numpy(), expected)
+
+
 # ---------------------------------------------------------------- one number
+
+
+@every_family
+def test_probability_of_rows(name):
+    hasher = EXAMPLES[name]
+    x = np.random.default_rng(0).standard_normal((5, 7))
+    probability = hasher.collision_probability(x[:, None], x[None])
+    assert probability.dtype == np.float64
+    assert probability.shape == (5, 5)
+    np.testing.assert_array_equal(np.diag(probability), 1)
+    np.testing.assert_array_equal(probability, probability.T)
+    bad = np.r_[np.nan, np.zeros(6)]
+    assert np.isnan(hasher.collision_probability(bad, x)).all()
+    assert np.isnan(hasher.collision_probability(x, np.where(bad == 0, 0, np.inf))).all()
+    with pytest.raises(ValueError, match=r"x \(3, 7\) and y \(2, 7\) do not broadcast"):
+        hasher.collision_probability(np.ones((3, 7)), np.ones((2, 7)))
 
 
 @angular_families
@@ -242,7 +385,7 @@ def test_damaged_arrays_are_refused(name):
         (numbers[0], good[numbers[0]].astype(np.float16), f"{numbers[0]} must be"),
         (numbers[0], good[numbers[0]] * np.nan, f"{numbers[0]} must be finite"),
     ):
-        if key == "n_features" and name == "FastHadamard":
+        if key == "n_features" and name.startswith("FastHadamard"):
             continue  # 8 features need the same rotations of 64
         with pytest.raises(ValueError, match=message):
             hashing.from_arrays(good | {key: value})
