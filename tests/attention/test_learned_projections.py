@@ -100,31 +100,6 @@ def test_gradient_of_grouped_heads(is_causal):
     check(inputs, planes, mask, is_causal, "sum", (4, 2), 0.8, enable_gqa=True)
 
 
-@pytest.mark.parametrize("n_sequences", [5, 90])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_packed_sequences_are_sequences_alone(is_causal, n_sequences):
-    # More sequences than sums that are kept apart; some without a row.
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(0, 7, (n_sequences,), generator=generator).tolist()
-    lengths[1] = 0
-    inputs = attention_inputs(sum(lengths), None, 12, 8, batch=1, heads=2)
-    starts = torch.tensor((0, *torch.tensor(lengths).cumsum(0)), dtype=torch.int32)
-    options = {"is_causal": is_causal, "estimator": replace(SOFT, n_bits=4, n_hashes=3)}
-    tensors = inputs.query, inputs.key, inputs.value, planes_of(2, 3, 4, 12), torch.tensor(1.3)
-    packed, alone = leaves_of(*tensors), leaves_of(*tensors)
-    parameters = [dict(zip(("planes", "sharpness"), x[3:], strict=True)) for x in (packed, alone)]
-    out = yoso_attention(*packed[:3], cu_seqlens=starts, parameters=parameters[0], **options)
-    parts = zip(*(x.split(lengths, 2) for x in alone[:3]), strict=True)
-    expected = torch.cat(
-        [yoso_attention(*x, parameters=parameters[1], **options) for x in parts], 2
-    )
-    torch.testing.assert_close(out, expected)
-    got = torch.autograd.grad(out, packed, inputs.grad_out)
-    wanted = torch.autograd.grad(expected, alone, inputs.grad_out)
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
 def test_given_planes_are_those_that_a_seed_draws():
     inputs = attention_inputs(20, 25, 16, 12)
     args = inputs.query, inputs.key, inputs.value

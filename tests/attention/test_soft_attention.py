@@ -108,12 +108,18 @@ def compare(got, expected):
 
 
 @pytest.mark.parametrize(
-    ("hasher", "is_causal"), [("hadamard", False), ("hadamard", True), ("hyperplane", True)]
+    ("hasher", "is_causal", "group", "case"),
+    [
+        *(("hadamard", causal, 1, case) for causal in (False, True) for case in CASES),
+        *(("hyperplane", True, 1, case) for case in CASES),
+        *(("hadamard", causal, 2, case) for causal in (False, True) for case in CASES[2:5]),
+    ],
 )
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
+def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher, group):
+    """group: query heads that share a head of keys, with its functions and sharpness."""
     n_q, n_k, d, d_v, n_bits, n_hashes, probes = case
-    inputs = attention_inputs(n_q, n_k, d, d_v, batch=2, heads=2)
+    inputs = attention_inputs(n_q, n_k, d, d_v, batch=2, heads=2 * group)
+    inputs.key, inputs.value = inputs.key[:, ::group], inputs.value[:, ::group]
     mask = padding_mask(2, n_k) if n_k > 1 and not is_causal else None
     sharpness = torch.tensor([1.5, 0.7])
     estimator = Soft(n_bits=n_bits, n_hashes=n_hashes, hasher=hasher, n_probes=probes)
@@ -124,7 +130,7 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
     )
     for normalize in NORMALIZE:
         options = {"is_causal": is_causal, "causal_offset": 0, "normalize": normalize, "seed": 3}
-        ours = attention_of(mask, estimator=estimator, **options)
+        ours = attention_of(mask, estimator=estimator, enable_gqa=group > 1, **options)
 
         def dense(query, key, value, sharpness, normalize=normalize):
             features = []
@@ -132,10 +138,13 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
                 (query, *saved[1:3], probes[0]),
                 (key, *saved[3:5], probes[1]),
             ):
-                z = projections_of(x, parameters, hasher, n_bits, n_hashes)
-                beta = sharpness[:, None, None, None]
-                features.append(probe_features(z, codes, margins, t, beta))
-            return attend(*features, value, mask, is_causal, normalize)
+                own, beta = (
+                    y.repeat_interleave(x.shape[1] // 2, 0) for y in (parameters, sharpness)
+                )
+                z = projections_of(x, own, hasher, n_bits, n_hashes)
+                features.append(probe_features(z, codes, margins, t, beta[:, None, None, None]))
+            key, value = (x.repeat_interleave(group, 1) for x in (features[1], value))
+            return attend(features[0], key, value, mask, is_causal, normalize)
 
         tensors = inputs.query, inputs.key, inputs.value, sharpness
         got = run(ours, [x.clone().requires_grad_() for x in tensors], inputs.grad_out)

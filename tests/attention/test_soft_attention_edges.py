@@ -1,4 +1,4 @@
-"""Soft attention where its parts meet: groups, packing, checkpoints, threads, unequal probes."""
+"""Soft attention where its parts meet: packing, checkpoints, threads, unequal probes."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import attention_inputs, padding_mask  # noqa: E402
+from cases.attention import attention_inputs  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lshkit.attention import Sampled, Soft, yoso_attention  # noqa: E402
@@ -56,49 +56,33 @@ def test_causal_queries_do_not_depend_on_later_rows(first, normalize, dtype):
     )
 
 
+@pytest.mark.parametrize(
+    ("hasher", "dtype"),
+    [
+        *(("hadamard", torch.float32), ("hadamard", torch.bfloat16)),
+        ("hyperplane", torch.float32),  # with planes that are learnt
+    ],
+)
+@pytest.mark.parametrize("n_sequences", [5, 90])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("normalize", ["l2", "sum", None])
-def test_grouped_heads_equal_heads_alone(normalize, is_causal):
-    case = attention_inputs(21, 21, 16, 24, batch=2, heads=4)
-    key, value = case.key[:, :2], case.value[:, :2]
-    sharpness = torch.tensor([1.0, 3.0], requires_grad=True)
-    inputs = [x.detach().requires_grad_() for x in (case.query, key, value)]
-    mask = padding_mask(2, 21)
-    options = {"normalize": normalize, "estimator": Soft(n_bits=5, n_hashes=6), "seed": 1}
-    options |= {"is_causal": is_causal, "parameters": {"sharpness": sharpness}}
-    out = yoso_attention(*inputs, mask, enable_gqa=True, **options)
-    grads = torch.autograd.grad(out, (*inputs, sharpness), case.grad_out)
-    # Query heads that share a head of keys, as rows of one head: only where no order matters.
-    if is_causal:
-        parts = [case.query[:, g::2] for g in range(2)]
-        outs = [yoso_attention(q, key, value, mask, **options) for q in parts]
-        wanted = torch.stack(outs, 2).flatten(1, 2)
-    else:
-        rows = inputs[0].unflatten(1, (2, 2)).flatten(2, 3)
-        wanted = yoso_attention(rows, *inputs[1:], mask, **options)
-        wanted = wanted.unflatten(2, (2, 21)).flatten(1, 2)
-        assert_close(grads, torch.autograd.grad(wanted, (*inputs, sharpness), case.grad_out))
-    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_packed_sequences_equal_sequences_alone(is_causal, dtype):
-    lengths = (0, 7, 30, 0, 1)
-    starts = torch.tensor((0, *torch.tensor(lengths).cumsum(0)))
-    case = attention_inputs(38, 38, 16, 24, batch=1, heads=2, dtype=dtype)
-    sharpness = torch.tensor([1.0, 3.0], requires_grad=True)
+def test_packed_sequences_equal_sequences_alone(is_causal, n_sequences, hasher, dtype):
+    # More sequences than sums that are kept apart; some without a row.
+    generator = torch.Generator().manual_seed(0)
+    lengths = [0, 30, *torch.randint(0, 7, (n_sequences,), generator=generator).tolist(), 0, 1]
+    starts = torch.tensor((0, *torch.tensor(lengths).cumsum(0)), dtype=torch.int32)
+    case = attention_inputs(sum(lengths), None, 16, 24, batch=1, heads=2, dtype=dtype)
+    parameters = {"sharpness": torch.tensor([1.0, 3.0], requires_grad=True)}
+    if hasher == "hyperplane":
+        planes = torch.randn(2, 3, 4, 16, generator=generator)
+        parameters["planes"] = planes.requires_grad_()
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    options = {"is_causal": is_causal, "estimator": Soft(n_bits=5), "seed": 1}
-    options["parameters"] = {"sharpness": sharpness}
-    results = []
-    for packed in (True, False):
-        if packed:
-            out = yoso_attention(*inputs, cu_seqlens=starts, **options)
-        else:
-            parts = zip(*(x.split(lengths, 2) for x in inputs), strict=True)
-            out = torch.cat([yoso_attention(*p, **options) for p in parts], 2)
-        results.append((out, *torch.autograd.grad(out, (*inputs, sharpness), case.grad_out)))
+    options = {"is_causal": is_causal, "parameters": parameters, "seed": 1}
+    options["estimator"] = Soft(n_bits=4, n_hashes=3, hasher=hasher)
+    packed = yoso_attention(*inputs, cu_seqlens=starts, **options)
+    parts = zip(*(x.split(lengths, 2) for x in inputs), strict=True)
+    alone = torch.cat([yoso_attention(*p, **options) for p in parts], 2)
+    leaves = *inputs, *parameters.values()
+    results = ((x, *torch.autograd.grad(x, leaves, case.grad_out)) for x in (packed, alone))
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {}
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, **tolerance)
