@@ -1,5 +1,7 @@
 """Times and memory of attention, and tables of them, for the sections of speed/attention."""
 
+import contextlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -259,3 +261,15 @@ def machine():
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+MISSING = "not installed: left out"
+
+
+def installed(*packages):
+    """{package: its version, or MISSING}"""
+    found = dict.fromkeys(packages, MISSING)
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

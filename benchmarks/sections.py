@@ -16,8 +16,10 @@ def parser_of(doc, sections, out):
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--sections", nargs="+", choices=sections, default=list(sections))
-    parser.add_argument("--json", type=pathlib.Path, default=out, help="its sections are replaced")
+    where = f"its sections are replaced ({out.name}; with --quick none)"
+    parser.add_argument("--json", type=pathlib.Path, help=where)
     parser.add_argument("--tables", action="store_true", help="print the file, measure nothing")
+    parser.set_defaults(out=out)
     return parser
 
 
@@ -27,10 +29,11 @@ def run(args, sections, show):
     show: prints the tables of results.
     """
     if args.tables:
-        show(json.loads(args.json.read_text()))
+        show(json.loads((args.json or args.out).read_text()))
         return
+    path = args.json or (None if args.quick else args.out)
     pin_to_one_cpu()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
+    results = json.loads(path.read_text()) if path and path.exists() else {}
     for name in args.sections:
         begin = time.perf_counter()
         results[name] = sections[name](args) | {
@@ -39,5 +42,6 @@ def run(args, sections, show):
         }
         results[name]["took"] = round(time.perf_counter() - begin, 1)
         print(f"{name}: {results[name]['took']} s", file=sys.stderr, flush=True)
-        write_json(args.json, results)
+        if path:
+            write_json(path, results)
     show({name: results[name] for name in args.sections})

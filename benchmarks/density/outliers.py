@@ -5,12 +5,7 @@ pyod pysad``; what is missing is left out). LOF, PyOD's KDE and xStream get stan
 Ten minutes. One thread; sides of a ratio run in turns in one process.
 """
 
-import argparse
-import datetime
 import functools
-import importlib.metadata
-import json
-import pathlib
 import time
 
 import numpy as np
@@ -20,10 +15,11 @@ from sklearn.neighbors import KernelDensity, LocalOutlierFactor
 from sklearn.preprocessing import StandardScaler
 from tqdm import tqdm
 
-from benchmarks import RESULTS, write_json
+from benchmarks import RESULTS
 from benchmarks.density.kde import data
 from benchmarks.density.outlier_tasks import tasks
-from benchmarks.measurement import figure, machine, pin_to_one_cpu, table
+from benchmarks.measurement import MISSING, figure, installed, table
+from benchmarks.sections import parser_of, run
 from lshkit.kde import LSHKernelDensity, LSHOutlierDetector
 
 OUT = RESULTS / "outliers.json"
@@ -110,14 +106,8 @@ DETECTORS = {
 NEEDS = {"PyOD KDE": "pyod", "xStream": "pysad", "RS-Hash": "pysad"}
 
 
-def installed():
-    found = {}
-    for package in ("scikit-learn", "pyod", "pysad"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+def there():
+    return installed("scikit-learn", "pyod", "pysad")
 
 
 # --- Areas under the curve ----------------------------------------------------------------------
@@ -129,8 +119,8 @@ def areas(args):
     "outliers": all rows are fitted and scored. "novelties": half of the inliers is fitted, the
     other half and the outliers are scored.
     """
-    there = installed()
-    detectors = [k for k in DETECTORS if there.get(NEEDS.get(k)) != "not installed"]
+    missing = [name for name, version in there().items() if version == MISSING]
+    detectors = [k for k in DETECTORS if NEEDS.get(k) not in missing]
     results = {}
     for seed in tqdm(range(args.seeds), desc="seeds"):
         for name, (rows, truth) in tqdm(tasks(seed).items(), desc="data", leave=False):
@@ -232,8 +222,7 @@ def times(args):
     """Seconds to fit and to score all rows; of what takes too long, from some of them."""
     rng = np.random.default_rng(0)
     rows = data.digits(args.rows, rng).astype(np.float64)
-    n, there = len(rows), installed()
-    seconds, notes = {}, {}
+    n, seconds, notes = len(rows), {}, {}
 
     def add(name, value, note="all rows"):
         seconds[name] = min(value, seconds.get(name, np.inf))
@@ -266,7 +255,7 @@ def times(args):
     few = rows[: n // 10]
     add("LOF", timed(lambda: lof(few, None, 0))[0] * 100, f"{len(few)} rows, times 100")
     for name, detector in (("xStream", xstream), ("RS-Hash", rs_hash)):
-        if there["pysad"] != "not installed":
+        if there()["pysad"] != MISSING:
             spent = timed(lambda d=detector: d(rows[:SLOW_ROWS], None, 0))[0]
             add(name, spent * n / SLOW_ROWS, f"{SLOW_ROWS} rows, scaled")
     exact = min(v for k, v in seconds.items() if "rtol=0" in k and "rtol=0.1" not in k)
@@ -285,40 +274,35 @@ def times_table(results):
     yield table(title, ["detector", "seconds", "of lshkit", "measured on"], rows)
 
 
-SECTIONS = {
-    "areas": (areas, areas_tables),
-    "exact": (against_exact, exact_table),
-    "times": (times, times_table),
-}
+def recorded(measure):
+    """A section: with what it was measured of and beside."""
+
+    def section(args):
+        settings = {k: getattr(args, k) for k in ("seeds", "rows", "repeats")}
+        return {"settings": settings, "packages": there(), "results": measure(args)}
+
+    return section
+
+
+SECTIONS = {"areas": recorded(areas), "exact": recorded(against_exact), "times": recorded(times)}
+TABLES = {"areas": areas_tables, "exact": exact_table, "times": times_table}
+
+
+def show(results):
+    for name, tables in TABLES.items():
+        if name in results:
+            print("\n".join(tables(results[name]["results"])))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser = parser_of(__doc__, SECTIONS, OUT)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="few rows: works, says little")
-    parser.add_argument("--json", type=pathlib.Path, help=f"default {OUT.name}, none with --quick")
-    parser.add_argument("--tables", action="store_true", help="print the tables of the file")
     args = parser.parse_args()
     if args.quick:
         args.seeds, args.rows, args.repeats = 1, 3000, 1
-    elif args.json is None:
-        args.json = OUT
-    results = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    if not args.tables:
-        pin_to_one_cpu()
-        results |= {"machine": machine(), "packages": installed()}
-        for name in args.sections:
-            settings = {k: getattr(args, k) for k in ("seeds", "rows", "repeats")}
-            settings["date"] = datetime.date.today().isoformat()
-            results[name] = {"settings": settings, "results": SECTIONS[name][0](args)}
-            if args.json:
-                write_json(args.json, results)
-    for name, (_, tables) in SECTIONS.items():
-        if name in results:
-            print("\n".join(tables(results[name]["results"])))
+    run(args, SECTIONS, show)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_sampling_benchmark_writes_its_sections(tmp_path):
 
 def test_outlier_benchmark_writes_its_sections(tmp_path):
     results = measured(tmp_path / "new" / "outliers.json", OUTLIERS, "--sections", "exact", "times")
-    assert {"scikit-learn", "pyod", "pysad"} == results["packages"].keys()
+    assert {"scikit-learn", "pyod", "pysad"} == results["exact"]["packages"].keys()
     for found in results["exact"]["results"].values():
         assert found["auto"] == pytest.approx(found["brute"], abs=0.05)
     times = results["times"]["results"]

