@@ -452,9 +452,11 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, call, error):
     assert path.read_bytes() == WHOLE and list(tmp_path.iterdir()) == [path]
 
 
+HEAD = "import os, resource, sys\nimport numpy as np\nfrom lshkit import archive\n"
+
+
 def run(script, *arguments):
-    head = "import os, resource, sys\nimport numpy as np\nfrom lshkit import archive\n"
-    command = [sys.executable, "-c", head + script, *map(str, arguments)]
+    command = [sys.executable, "-c", HEAD + script, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -495,9 +497,8 @@ def test_two_writers_at_once(tmp_path):
     """Whenever it is read, the file is that of one of them, whole."""
     path, any_shape = tmp_path / "a.npz", {"x": (("<f8",), None)}
     archive.write(path, "Thing", 1, {}, {"x": np.zeros(50_000)})
-    head = "import sys\nimport numpy as np\nfrom lshkit import archive\n"
     writers = [
-        subprocess.Popen([sys.executable, "-c", head + WRITER, str(path), str(number)])
+        subprocess.Popen([sys.executable, "-c", HEAD + WRITER, str(path), str(number)])
         for number in (1, 2)
     ]
     seen = set()

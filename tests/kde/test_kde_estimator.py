@@ -63,14 +63,6 @@ def test_saved_and_loaded(name, way, tmp_path):
     assert loaded.n_features_in_ == 4
 
 
-def test_files_are_found_by_the_name_that_save_was_given(tmp_path):
-    density = LSHKernelDensity(algorithm="brute").fit(ROWS[:20])
-    for name in (tmp_path / "one", str(tmp_path / "two.npz"), str(tmp_path / "3.5")):
-        density.save(name)
-        loaded = LSHKernelDensity.load(name)
-        assert np.array_equal(loaded.score_samples(QUERIES), density.score_samples(QUERIES))
-
-
 def test_merged_rows_have_the_same_feature_names():
     density, other = (LSHKernelDensity().fit(ROWS[:20]) for _ in range(2))
     density.feature_names_in_ = np.array(["a", "b", "c", "d"], object)

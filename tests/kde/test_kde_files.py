@@ -12,9 +12,7 @@ from cases.archives import attempt, changed, put_anything
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lshkit.hashing import FastHadamard
 from lshkit.kde import LSHKernelDensity, LSHOutlierDetector
-from lshkit.sampling import LSHSampler
 
 rng = np.random.default_rng(0)
 ROWS, WEIGHTS = rng.normal(size=(300, 4)), rng.uniform(0.1, 1, 300)
@@ -175,15 +173,6 @@ def test_sketches_in_place_of_rows_are_no_larger_than_any_that_is_picked(files):
     bad = changed(io.BytesIO(files["brute"]), to_sketch)
     error = attempt(LSHKernelDensity.load, bad, 2**19)
     assert "n_hashes must be an integer from 1 to 128, got 300" in str(error)
-
-
-def test_a_sampler_is_no_density(tmp_path):
-    LSHSampler(FastHadamard(4, 3, 2, seed=0)).fit(ROWS).save(tmp_path / "sampler")
-    with pytest.raises(ValueError, match="of LSHKernelDensity: it holds a LSHSampler"):
-        LSHKernelDensity.load(tmp_path / "sampler")
-    LSHKernelDensity(algorithm="brute").fit(ROWS).save(tmp_path / "density")
-    with pytest.raises(ValueError, match="of LSHSampler: it holds a LSHKernelDensity"):
-        LSHSampler.load(tmp_path / "density")
 
 
 def test_feature_names_come_back():
