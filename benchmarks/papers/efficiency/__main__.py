@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS, baselines, measurement, positive, write_json
+from benchmarks import IMAGES, RESULTS, baselines, command_line, measurement, positive, write_json
 from benchmarks.papers.efficiency import tables
 from lshkit.attention import Sampled, Soft
 
@@ -244,9 +244,7 @@ def measure_memory(args):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME",
         help=f"all by default: {'; '.join(METHODS)}")  # fmt: skip

@@ -1,5 +1,6 @@
 """Tables and the picture of what efficiency.py measured."""
 
+from benchmarks import pyplot, save_picture
 from benchmarks.measurement import figure, table
 
 MIB = 2**20
@@ -102,10 +103,7 @@ def against_yoso(results):
 
 def draw(results, path):
     """Figure 7 of the paper, a token: time and memory by length."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     seconds = {n: times["seconds"] for n, times in results["times"]["1"].items()}
     panels = (
@@ -135,5 +133,4 @@ def draw(results, path):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=9)
-    picture.savefig(path, dpi=130)
-    plt.close(picture)
+    save_picture(picture, path, dpi=130)

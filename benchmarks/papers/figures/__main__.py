@@ -9,7 +9,6 @@ Figures that need a trained model train small ones on the source text of Python'
 has of the others.
 """
 
-import argparse
 import importlib
 import json
 import pathlib
@@ -23,7 +22,7 @@ matplotlib.use("Agg")
 import torch  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
-from benchmarks import IMAGES, RESULTS, measurement, positive, write_json  # noqa: E402
+from benchmarks import IMAGES, RESULTS, command_line, measurement, positive, write_json  # noqa: E402
 from benchmarks.papers.figures import byte_model  # noqa: E402
 
 NAMES = (
@@ -43,9 +42,7 @@ class Settings:
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"all by default: {', '.join(NAMES)}")
     add("--quick", action="store_true", help="tiny sizes: works, shows nothing")

@@ -25,7 +25,7 @@ import time
 import torch
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS, positive
+from benchmarks import IMAGES, RESULTS, command_line, positive
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine
 from benchmarks.quality.cost.methods import METHODS, N_HASHES, YOSO
@@ -113,9 +113,7 @@ def settings(args: argparse.Namespace) -> dict:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add_names(parser, "--methods", METHODS)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])

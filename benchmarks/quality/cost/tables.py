@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 
+from benchmarks import pyplot, save_picture
 from benchmarks.encoder import CONTROLS
 from benchmarks.quality.cost.methods import METHODS, N_HASHES
 from benchmarks.quality.runs import find, markdown, mean_and_spread
@@ -64,10 +65,7 @@ STYLE = {
 
 
 def draw(results: dict, path: pathlib.Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     by_steps = [run["budget"] for run in results["runs"] if "steps" in run["budget"]]
     by_seconds = [run["budget"] for run in results["runs"] if "steps" not in run["budget"]]
@@ -96,8 +94,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
     seeds = len({run["seed"] for run in results["runs"]})
     length = results["settings"]["length"]
     figure.suptitle(f"Hidden bytes at length {length}: mean and range of {seeds} seeds")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path)
 
 
 def label_ends(axis, ends: list) -> None:

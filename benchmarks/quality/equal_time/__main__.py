@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS
+from benchmarks import IMAGES, RESULTS, command_line
 from benchmarks.encoder import Encoder, Trainer, evaluate
 from benchmarks.measurement import cpu_model, machine
 from benchmarks.quality.equal_time import report
@@ -130,9 +130,7 @@ def described(name: str, length: int, setting: Setting) -> dict:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--task", choices=SETTINGS, default="recall")
     add("--length", type=int, choices=LENGTHS, default=16384)

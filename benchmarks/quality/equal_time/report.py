@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 
+from benchmarks import pyplot, save_picture
 from benchmarks.quality.equal_time.methods import METHODS, SCHEDULES
 from benchmarks.quality.runs import markdown, mean_and_spread
 
@@ -108,10 +109,7 @@ def draw(results: dict, path: pathlib.Path, length: int) -> None:
 
     Of the CPU that is first in the file.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     found = groups(results, length, cpus(results, length)[0])
     setting = results["settings"][str(length)]
@@ -130,9 +128,7 @@ def draw(results: dict, path: pathlib.Path, length: int) -> None:
         axis.set_title(title, fontsize=11)
     axes[0].set_ylabel("held-out accuracy, %")
     figure.suptitle(f"Recall of {asked(setting)} in {length:,} tokens, one CPU core", fontsize=13)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save_picture(figure, path)
 
 
 def draw_lines(axis, lines: dict[str, list[dict]], setting: dict) -> None:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS, positive
+from benchmarks import IMAGES, RESULTS, command_line, positive
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine
 from benchmarks.quality.runs import Runs, add_names, parsed
@@ -153,9 +153,7 @@ def described(setting: Setting) -> dict:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add_names(parser, "--tasks", SETTINGS)
     add_names(parser, "--methods", METHODS)

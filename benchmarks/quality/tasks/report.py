@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 
+from benchmarks import pyplot, save_picture
 from benchmarks.quality.runs import markdown, mean_and_spread
 from benchmarks.quality.tasks.listops import ListOps
 
@@ -100,10 +101,7 @@ def tables(results: dict) -> str:
 
 def draw(results: dict, path: pathlib.Path) -> None:
     """Seeds as dots and their means as bars, a panel a task; and the needle against the hay."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     tasks = [task for task in MEASURES if task in results["tasks"]]
     longer = {
@@ -124,9 +122,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
         draw_lengths(axes[len(tasks)], results["tasks"]["needle"]["length"], longer)
     seeds = len({run["seed"] for run in results["runs"]})
     figure.suptitle(f"What a small encoder learns in equal steps: {seeds} seeds and their mean")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save_picture(figure, path)
 
 
 def draw_task(axis, results: dict, task: str) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks import IMAGES, RESULTS, positive
+from benchmarks import IMAGES, RESULTS, command_line, positive
 from benchmarks.measurement import machine
 from benchmarks.quality.runs import Runs, add_names
 from benchmarks.quality.text import report
@@ -143,9 +143,7 @@ def made_now(
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", choices=LENGTHS, default=[1024, 4096, 16384])
     add("--budgets", nargs="+", choices=SETTINGS, help="steps; with --tables all")

@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 
+from benchmarks import pyplot, save_picture
 from benchmarks.quality.runs import markdown
 
 # Okabe and Ito's colours, told apart with any colour vision, by what a method's name begins with.
@@ -116,10 +117,7 @@ def mean(runs: list[dict], measure: str) -> float:
 
 def draw(results: dict, path: pathlib.Path) -> None:
     """A panel a setting: losses of bytes whose context repeats and of all, seeds and means."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     drawn = panels(results)
     if not drawn:
@@ -146,6 +144,4 @@ def draw(results: dict, path: pathlib.Path) -> None:
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Held-out loss: filled, of bytes whose context repeats; hollow, of all bytes")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save_picture(figure, path)

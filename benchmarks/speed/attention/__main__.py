@@ -29,7 +29,7 @@ import sys
 
 import torch
 
-from benchmarks import RESULTS, positive, write_json
+from benchmarks import RESULTS, command_line, positive, write_json
 from benchmarks.measurement import (
     HEAD_DIM,
     HEADS,
@@ -124,9 +124,7 @@ def measure(names, args, results):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME",
         help=f"what to measure, all by default: {', '.join(SECTIONS)}")  # fmt: skip
