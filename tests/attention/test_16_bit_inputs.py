@@ -452,14 +452,6 @@ def test_gradients_are_those_of_the_same_codes():
     assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
 
 
-def test_operator_passes_opcheck():
-    case = short_inputs(40, d=32)
-    inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    parameters = torch_ops.hash_parameters(torch.tensor(0), 3, 32, 4, 5, 1)
-    arguments = (*inputs, None, None, None, parameters, 1, 4, 5, False, 2, 0)
-    torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
-
-
 def test_vmap_and_func_grad():
     case = short_inputs(300, d=64)
 

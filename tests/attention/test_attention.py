@@ -95,11 +95,14 @@ def test_expected_equals_reference(shape, n_bits, is_causal):
             assert mask is None or not out[-1].any()
 
 
-@pytest.mark.parametrize("hasher", FAMILIES)
-def test_sampled_is_unbiased(hasher):
+@pytest.mark.parametrize(
+    ("hasher", "dtype"),
+    [*((hasher, torch.float32) for hasher in FAMILIES), ("hyperplane", torch.bfloat16)],
+)
+def test_sampled_is_unbiased(hasher, dtype):
     """Without normalisation the mean over hash functions is the expectation. One set a head."""
     sets = 2000
-    case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3)
+    case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3, dtype=dtype)
     query, key, value = (x.expand(1, sets, -1, -1) for x in (case.query, case.key, case.value))
     estimator = replace(SAMPLED, n_bits=4, n_hashes=8, hasher=hasher)
     out = yoso_attention(query, key, value, estimator=estimator, seed=11, normalize=None).double()

@@ -183,21 +183,6 @@ def test_expected_gradients_from_the_output(one_head, is_causal, normalize):
         assert (a - b).norm() < 1e-5 * b.norm()
 
 
-@pytest.mark.parametrize("normalize", ["sum", "l2"])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_sampled_gradients_from_the_output(is_causal, normalize):
-    case, mask = attention_inputs(70, 50, 16, 9), padding_mask(2, 50)
-    inputs = case.query, case.key, case.value, mask, None, None
-    parameters = torch_ops.hash_parameters(torch.tensor(0), 1, 16, 6, 20, 1)
-    options = is_causal, torch_ops.NORMALIZE[normalize], 0
-    out, *codes, divisors = torch_ops.yoso_attention(*inputs, parameters, 1, 6, 20, *options)
-    tensors = case.grad_out, *inputs, *codes, 6, *options
-    again = torch_ops.yoso_attention_backward(*tensors)
-    got = torch_ops.yoso_attention_backward(*tensors, out=out, divisors=divisors)
-    for a, b in zip(got, again, strict=True):
-        assert (a - b).norm() < 1e-5 * b.norm()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("estimator", [Sampled(expectation="never"), Expected()], ids=str)
 def test_a_changed_output_is_an_error_of_the_backward_pass(estimator, dtype):

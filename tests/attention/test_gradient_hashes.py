@@ -6,23 +6,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import attention_inputs, codes_of, padding_mask  # noqa: E402
+from cases.attention import (  # noqa: E402
+    attention_inputs,
+    codes_of,
+    forward_and_gradients,
+    padding_mask,
+)
 
 from lshkit import torch_ops  # noqa: E402
-from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402
+from lshkit.attention import Expected, Sampled  # noqa: E402
 
 SAMPLED = Sampled(n_bits=3, n_hashes=12, expectation="never")
 GRADIENTS = "lower_bound", "unbiased"
 
 
-def tensors_of(case):
-    return [x.detach().clone().requires_grad_() for x in (case.query, case.key, case.value)]
-
-
 def results(case, estimator, seed=3, **options):
-    leaves = tensors_of(case)
-    out = yoso_attention(*leaves, estimator=estimator, seed=seed, **options)
-    return out.detach(), *torch.autograd.grad(out, leaves, case.grad_out)
+    out, gradients = forward_and_gradients(case, estimator, seed=seed, **options)
+    return out, *gradients
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -32,7 +32,7 @@ def test_is_that_of_these_hashes_codes(gradient, normalize, is_causal):
     """Of all hashes the output and the values' gradient, of the first five the others."""
     case, mask = attention_inputs(40, 40, 16, 9), padding_mask(2, 40)
     whole = replace(SAMPLED, gradient=gradient)
-    options = {"attn_mask": mask, "is_causal": is_causal, "normalize": normalize}
+    options = {"mask": mask, "is_causal": is_causal, "normalize": normalize}
     subset = replace(whole, gradient_hashes=5)
     wanted, got = results(case, whole, **options), results(case, subset, **options)
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[3], wanted[3])
@@ -94,13 +94,14 @@ def test_noise_falls_with_the_hashes():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("normalize", ["sum", "l2"])
-def test_restored_sums_are_those_of_the_codes(normalize, dtype):
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_restored_sums_are_those_of_the_codes(is_causal, normalize, dtype):
     """With the output and its divisors, the gradient is that of the sums computed again."""
     case = attention_inputs(70, 50, 16, 9, dtype=dtype)
     mask = padding_mask(2, 50)
     inputs = case.query, case.key, case.value, mask, None, None
     planes = torch_ops.hash_parameters(torch.tensor(3), 3, 16, 4, 6, 1)
-    options = False, torch_ops.NORMALIZE[normalize], 0
+    options = is_causal, torch_ops.NORMALIZE[normalize], 0
     out, *codes, divisors = torch_ops.yoso_attention(*inputs, planes, 1, 4, 6, *options)
     assert divisors.shape == out.shape[:3] and divisors.dtype is torch.float32
     again = torch_ops.yoso_attention_backward(case.grad_out, *inputs, *codes, 4, *options)
@@ -132,17 +133,3 @@ def test_fewer_hashes_of_inference():
     assert estimator.for_inference(8) == replace(estimator, n_hashes=8)
     assert estimator.for_inference(5) == replace(SAMPLED, n_hashes=5)
     assert estimator.for_inference(None) is estimator
-
-
-def test_operator_passes_opcheck():
-    case = attention_inputs(17, 13, 8)
-    inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    planes = torch_ops.hash_parameters(torch.tensor(0), 3, 8, 4, 5, 1)
-    arguments = (*inputs, None, None, None, planes, 1, 4, 5, True, 2, 0, 3)
-    torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
-    inputs = [x.detach() for x in inputs]
-    out, *codes, divisors = torch_ops.yoso_attention(*inputs, *arguments[3:])
-    torch.library.opcheck(
-        torch.ops.lshkit.yoso_attention_backward.default,
-        (case.grad_out, *inputs, None, None, None, *codes, 4, True, 2, 0, 3) + (out, divisors),
-    )

@@ -66,7 +66,10 @@ def test_opcheck_bucket_sum(order, masked, n_bits):
 
 @pytest.mark.parametrize(
     ("n_bits", "masked", "dtype"),
-    [(8, True, torch.float32), (9, False, torch.bfloat16), (9, True, torch.float64)],
+    [
+        *((8, True, torch.float32), (9, False, torch.bfloat16), (9, True, torch.float64)),
+        (4, False, torch.bfloat16),
+    ],
 )
 def test_opcheck_attention(n_bits, masked, dtype):
     case = attention_inputs(17, 13, dtype=dtype)
@@ -74,15 +77,20 @@ def test_opcheck_attention(n_bits, masked, dtype):
     mask = padding_mask(2, 13) if masked else None
     parameters = OPS.hash_parameters(torch.tensor(0), 3, 32, n_bits, 4, 1)
     options, starts = (True, 2, 0), (None, None)
-    torch.library.opcheck(
-        OPS.yoso_attention.default, (*inputs, mask, *starts, parameters, 1, n_bits, 4, *options)
-    )
+    arguments = *inputs, mask, *starts, parameters, 1, n_bits, 4, *options
+    for gradient_hashes in ((), (3,)):
+        torch.library.opcheck(OPS.yoso_attention.default, (*arguments, *gradient_hashes))
     torch.library.opcheck(
         OPS.expected_attention.default, (*inputs, mask, *starts, n_bits, *options)
     )
 
     inputs = [x.detach() for x in inputs]
-    codes = random_codes(n_bits), random_codes(n_bits, rows=13)
+    out, *codes, divisors = OPS.yoso_attention(*inputs, *arguments[3:])
+    if dtype is not torch.float64:
+        tensors = case.grad_out, *inputs, mask, *starts, *codes
+        torch.library.opcheck(
+            OPS.yoso_attention_backward.default, (*tensors, n_bits, *options, 3, out, divisors)
+        )
     for words in ({}, {"output_mask": [False, True, False]}):
         torch.library.opcheck(
             OPS.yoso_attention_backward.default,

@@ -326,47 +326,41 @@ def test_packed_sequences(batch, implementation):
     assert (packed - torch.cat(alone, 1)).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("implementation", "options"),
-    [
-        ("lshkit_yoso", {"estimator": "expected", "n_bits": 4}),
-        ("lshkit_yoso", {"estimator": "expected", "normalize": "sum"}),
-        ("lshkit_yoso", SAMPLES | {"n_bits": 4}),
-        ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
-        ("lshkit_yoso", COLLIDING),
-        ("lshkit_lsh", {"n_bits": 3, "exact_steps": False}),
-        ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0, "exact_steps": False}),
-        ("lshkit_bert_lsh", {"n_bits": 3}),
-    ],
-)
-@pytest.mark.parametrize("static", [False, True])
-def test_a_cache_changes_nothing(static, implementation, options):
-    """A prompt in pieces and single steps, on the same hash functions, is the whole at once.
-
-    float64 models: float32's rounding before a layer can flip a bit of a code.
-    """
-    made, mask = model("llama", implementation, lshkit=options).double(), padded(left=True)
-    whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
-    assert (parts - whole)[mask.bool()].abs().max() < 1e-6
+WINDOWED = {
+    "mistral": lambda: mistral(sliding_window=9),
+    "llama4": lambda: llama4(attention_chunk_size=8),
+}
+EVERY_STEP = {"n_bits": 3, "exact_steps": False}
 
 
 @pytest.mark.parametrize(
     ("family", "implementation", "options"),
     [
+        ("llama", "lshkit_yoso", {"estimator": "expected", "n_bits": 4}),
+        ("llama", "lshkit_yoso", {"estimator": "expected", "normalize": "sum"}),
+        ("llama", "lshkit_yoso", SAMPLES | {"n_bits": 4}),
+        ("llama", "lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
+        ("llama", "lshkit_yoso", COLLIDING),
+        ("llama", "lshkit_lsh", EVERY_STEP),
+        ("llama", "lshkit_lsh", EVERY_STEP | {"window": 3, "n_sinks": 0}),
+        ("llama", "lshkit_bert_lsh", {"n_bits": 3}),
         ("mistral", "lshkit_yoso", SAMPLES | {"n_bits": 4}),
         ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2}),
-        ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "exact_steps": False}),
-        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2, "exact_steps": False}),
-        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "n_sinks": 0, "exact_steps": False}),
+        ("mistral", "lshkit_lsh", EVERY_STEP | {"n_hashes": 4}),
+        ("llama4", "lshkit_lsh", EVERY_STEP | {"n_hashes": 4, "window": 2}),
+        ("llama4", "lshkit_lsh", EVERY_STEP | {"n_hashes": 4, "n_sinks": 0}),
     ],
 )
 @pytest.mark.parametrize("static", [False, True])
-def test_a_cache_changes_nothing_in_windows_and_chunks(static, family, implementation, options):
-    """The first piece is longer than window or chunk: within them the model has none."""
+def test_a_cache_changes_nothing(static, family, implementation, options):
+    """A prompt in pieces and single steps, on the same hash functions, is the whole at once.
+
+    The first piece is longer than window or chunk: within them the model has none. float64 models:
+    float32's rounding before a layer can flip a bit of a code.
+    """
     torch.manual_seed(0)
-    sizes = {"sliding_window": 9} if family == "mistral" else {"attention_chunk_size": 8}
-    made = {"mistral": mistral, "llama4": llama4}[family](**sizes).eval().double()
-    set_implementation(made, implementation, options)
+    made = WINDOWED[family]() if family in WINDOWED else model(family, "eager")
+    made = set_implementation(made.eval().double(), implementation, options)
     mask = padded(left=True)
     whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
     assert (parts - whole)[mask.bool()].abs().max() < 1e-6
