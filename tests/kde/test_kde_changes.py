@@ -174,21 +174,32 @@ def test_a_handler_of_a_signal_is_refused_while_rows_are_added(rows, monkeypatch
     )
 
 
+@pytest.fixture
+def adding(monkeypatch):
+    """A thread that adds rows to a sketch, in its first change of a table, until `wait` ends."""
+
+    def begun(density, rows, wait):
+        inside, plain = threading.Event(), BucketTable.add
+
+        def add(self, *args):
+            plain(self, *args)
+            inside.set()
+            wait()
+
+        monkeypatch.setattr(BucketTable, "add", add)
+        thread = threading.Thread(target=density.partial_fit, args=(rows,))
+        thread.start()
+        inside.wait()
+        return thread
+
+    return begun
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_while_another_thread_adds_rows_is_refused(rows, monkeypatch):
-    density, begun, go_on = sketch("angular").fit(rows[:500]), threading.Event(), threading.Event()
-    plain = BucketTable.add
-
-    def add(self, *args):
-        plain(self, *args)
-        begun.set()
-        go_on.wait()
-
-    monkeypatch.setattr(BucketTable, "add", add)
-    thread = threading.Thread(target=density.partial_fit, args=(rows[500:600],))
-    thread.start()
-    begun.wait()
+def test_a_fork_while_another_thread_adds_rows_is_refused(rows, adding):
+    density, go_on = sketch("angular").fit(rows[:500]), threading.Event()
+    thread = adding(density, rows[500:600], go_on.wait)
     if (child := os.fork()) == 0:  # nothing of pytest's may run there
         code = 1
         try:
@@ -251,20 +262,9 @@ def test_threads_add_rows_with_values_one_after_another(rows, monkeypatch):
     assert at_once == [1] * 4 and model.n_samples_seen_ == 4500
 
 
-def test_a_query_waits_for_rows_that_another_thread_adds(rows, monkeypatch):
-    density = sketch("angular").fit(rows[:500])
-    begun, ended, plain = threading.Event(), [], BucketTable.add
-
-    def add(self, *args):
-        begun.set()
-        time.sleep(0.2)
-        ended.append(True)
-        return plain(self, *args)
-
-    monkeypatch.setattr(BucketTable, "add", add)
-    thread = threading.Thread(target=lambda: density.partial_fit(rows[:900]))
-    thread.start()
-    begun.wait()
+def test_a_query_waits_for_rows_that_another_thread_adds(rows, adding):
+    density, ended = sketch("angular").fit(rows[:500]), []
+    thread = adding(density, rows[:900], lambda: ended.append(time.sleep(0.2)))
     assert (density.kernel_mean(rows[:5]) <= 1).all() and len(ended) == 1
     thread.join()
     assert density.n_samples_seen_ == 1400
@@ -300,18 +300,9 @@ def test_copies_are_of_whole_changes(copy_of, rows, switching):
 
 
 @pytest.mark.parametrize("copy_of", COPIES.values(), ids=COPIES)
-def test_a_copy_waits_for_rows_that_another_thread_adds(copy_of, rows, monkeypatch):
-    density, begun, plain = sketch("angular").fit(rows[:500]), threading.Event(), BucketTable.add
-
-    def add(self, *args):
-        plain(self, *args)
-        begun.set()
-        time.sleep(0.2)
-
-    monkeypatch.setattr(BucketTable, "add", add)
-    thread = threading.Thread(target=density.partial_fit, args=(rows[500:600],))
-    thread.start()
-    begun.wait()
+def test_a_copy_waits_for_rows_that_another_thread_adds(copy_of, rows, adding):
+    density = sketch("angular").fit(rows[:500])
+    thread = adding(density, rows[500:600], lambda: time.sleep(0.2))
     copied = copy_of(density)
     thread.join()
     assert copied.n_samples_seen_ == copied._kde_sketch.table.count == 600

@@ -59,6 +59,21 @@ def test_sketches_have_the_stated_error(name, data):
     assert (ratio > 0.7).all() and (ratio < 1.6).all()
 
 
+def laplacian_errors(rows, values, queries, bandwidth, seeds, least_known, **options):
+    """Errors and stated ones of the queries near which sketches of each seed find rows."""
+    exact = LSHKernelRegressor("laplacian", bandwidth, rtol=0).fit(rows, values).predict(queries)
+    found = []
+    for seed in range(seeds):
+        options |= {"algorithm": "bucket_sum", "random_state": seed}
+        model = LSHKernelRegressor("laplacian", bandwidth, **options).fit(rows, values)
+        mean, std = model.predict(queries, return_std=True)
+        known = np.isfinite(std)
+        assert known.mean() > least_known
+        found.append([np.abs(mean - exact)[known], std[known]])
+    errors, stated = np.concatenate(found, axis=1)
+    return errors, stated, np.sqrt((stated**2).mean() / (errors**2).mean())
+
+
 @pytest.mark.parametrize("n_hashes", [32, 256])
 def test_errors_hold_beside_a_heavy_row(n_hashes):
     """In few hashes is it folded to a query's bucket, while its share of all is subtracted."""
@@ -67,19 +82,10 @@ def test_errors_hold_beside_a_heavy_row(n_hashes):
     shares = np.r_[0.4, np.full(999, 0.6 / 999)]
     rows, queries = places[rng.choice(1000, 20_000, p=shares)], places[1:400]
     values = np.sin(3 * rows[:, 0]) + 0.3 * rng.normal(size=20_000)
-    exact = LSHKernelRegressor("laplacian", 0.05, rtol=0).fit(rows, values).predict(queries)
-    errors, stated = [], []
-    for seed in range(4):
-        options = dict(n_bits=12, n_hashes=n_hashes, random_state=seed)
-        model = LSHKernelRegressor("laplacian", 0.05, algorithm="bucket_sum", **options)
-        mean, std = model.fit(rows, values).predict(queries, return_std=True)
-        known = np.isfinite(std)
-        assert known.mean() > 0.9
-        errors.extend(np.abs(mean - exact)[known])
-        stated.extend(std[known])
-    errors, stated = np.array(errors), np.array(stated)
+    sizes = {"n_bits": 12, "n_hashes": n_hashes}
+    errors, stated, ratio = laplacian_errors(rows, values, queries, 0.05, 4, 0.9, **sizes)
     assert (errors > 3 * stated).mean() < 0.015
-    assert 0.7 < np.sqrt((stated**2).mean() / (errors**2).mean()) < 2
+    assert 0.7 < ratio < 2
 
 
 @pytest.mark.parametrize(("n_bits", "n_hashes"), [(12, 32), (16, 32)])
@@ -90,19 +96,10 @@ def test_errors_hold_beside_many_repeated_rows(n_bits, n_hashes):
     rows = np.r_[np.repeat(100 * rng.normal(size=(n, 5)) + 10, 30, axis=0), np.zeros((100, 5))]
     rows[-100:] = -200 - 100 * np.abs(rng.normal(size=(100, 5)))
     values = np.r_[1 + rng.normal(size=30 * n), rng.normal(size=100)]
-    exact = LSHKernelRegressor("laplacian", 1.0, rtol=0).fit(rows, values).predict(rows[-100:])
-    errors, stated = [], []
-    for seed in range(8):
-        options = dict(n_bits=n_bits, n_hashes=n_hashes, random_state=seed)
-        model = LSHKernelRegressor("laplacian", 1.0, algorithm="bucket_sum", **options)
-        mean, std = model.fit(rows, values).predict(rows[-100:], return_std=True)
-        known = np.isfinite(std)
-        assert known.mean() > 0.3
-        errors.extend((mean - exact)[known])
-        stated.extend(std[known])
-    errors, stated = np.array(errors), np.array(stated)
-    assert (np.abs(errors) > 3 * stated).mean() < 0.02
-    assert 0.8 < np.sqrt((stated**2).mean() / (errors**2).mean()) < 1.6
+    sizes = {"n_bits": n_bits, "n_hashes": n_hashes}
+    errors, stated, ratio = laplacian_errors(rows, values, rows[-100:], 1.0, 8, 0.3, **sizes)
+    assert (errors > 3 * stated).mean() < 0.02
+    assert 0.8 < ratio < 1.6
 
 
 @pytest.mark.parametrize(("n_bits", "n_hashes"), [(8, 256), (10, 128)])
@@ -110,13 +107,9 @@ def test_rows_that_share_buckets_leave_no_more(n_bits, n_hashes):
     rng = np.random.default_rng(0)
     rows, queries = rng.normal(size=(40_000, 4)), 0.5 * rng.normal(size=(100, 4))
     values = np.sin(rows[:, 0]) + 3 + 0.3 * rng.normal(size=40_000)
-    exact = LSHKernelRegressor("laplacian", 0.2, rtol=0).fit(rows, values).predict(queries)
-    options = dict(n_bits=n_bits, n_hashes=n_hashes, random_state=0)
-    model = LSHKernelRegressor("laplacian", 0.2, algorithm="bucket_sum", **options)
-    mean, std = model.fit(rows, values).predict(queries, return_std=True)
-    known = np.isfinite(std)
-    assert known.mean() > 0.9
-    assert 0.7 < np.sqrt((std[known] ** 2).mean() / ((mean - exact)[known] ** 2).mean()) < 1.5
+    sizes = {"n_bits": n_bits, "n_hashes": n_hashes}
+    *_, ratio = laplacian_errors(rows, values, queries, 0.2, 1, 0.9, **sizes)
+    assert 0.7 < ratio < 1.5
 
 
 @pytest.mark.parametrize("name", SKETCHES)
