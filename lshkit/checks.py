@@ -4,6 +4,7 @@ import math
 import numbers
 import operator
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,12 @@ def positive(name: str, value: Any) -> float:
         held = ": float32 holds 1e-37 to 3.4e38" if 0 < value < math.inf else ""
         raise ValueError(f"{wanted}, got {shown(value)} ({type(value).__name__}){held}")
     return number
+
+
+def choice(name: str, value: Any, known: Collection[str]) -> None:
+    """ValueError unless it is one of these words."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}")
 
 
 def boolean(name: str, value: Any) -> bool:

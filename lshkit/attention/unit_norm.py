@@ -66,9 +66,10 @@ def lift(
     rows = query.to(wide), key.to(wide)
     groups = query.shape[1] // max(1, key.shape[1])
     if isinstance(lift_scale, str):  # cosines do not depend on the size, squares may leave the type
-        size = _largest_number(*_by_key_head(*rows))
+        size = _largest(_by_key_head(*rows).detach().abs())
         rows = rows[0] / size.repeat_interleave(groups, 1), rows[1] / size
-        tau = _largest_square(*_by_key_head(*rows))
+        both = _by_key_head(*rows)
+        tau = _largest((both * both).sum(-1, keepdim=True))
     elif isinstance(lift_scale, Tensor):
         tau = lift_scale.to(wide).reshape(1, -1, 1, 1)
         given = lift_scale.detach()
@@ -93,28 +94,18 @@ def _finite(x: Tensor) -> Tensor:
     return x.detach().isfinite().all(-1, keepdim=True)
 
 
-def _by_key_head(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The queries of the heads that share a key head in a row, and the keys; finite rows alone."""
+def _by_key_head(query: Tensor, key: Tensor) -> Tensor:
+    """The queries of the heads that share a key head and its keys, in a row; finite rows alone."""
     groups = query.shape[1] // max(1, key.shape[1])
     query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3)
-    return torch.where(_finite(query), query, 0), torch.where(_finite(key), key, 0)
+    return torch.cat([torch.where(_finite(x), x, 0) for x in (query, key)], -2)
 
 
-def _largest_number(query: Tensor, key: Tensor) -> Tensor:
-    """(B, H_k, 1, 1), not differentiated; one where all rows are zero."""
-    both = torch.cat((query, key), -2).detach().abs()
-    if both.shape[-2] == 0:
-        return both.new_ones(()).expand(*both.shape[:2], 1, 1)
-    largest = both.amax((-2, -1), keepdim=True)
-    return torch.where(largest > 0, largest, 1)
-
-
-def _largest_square(query: Tensor, key: Tensor) -> Tensor:
-    """(B, H_k, 1, 1); one where all rows are zero."""
-    both = torch.cat((query, key), -2)
-    if both.shape[-2] == 0:
-        return both.new_ones(()).expand(*both.shape[:2], 1, 1)
-    largest = (both * both).sum(-1, keepdim=True).amax(-2, keepdim=True)
+def _largest(sizes: Tensor) -> Tensor:
+    """(B, H_k, 1, 1); one where all are zero."""
+    if sizes.shape[-2] == 0:
+        return sizes.new_ones(()).expand(*sizes.shape[:2], 1, 1)
+    largest = sizes.amax((-2, -1), keepdim=True)
     return torch.where(largest > 0, largest, 1)
 
 

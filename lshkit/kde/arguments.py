@@ -32,11 +32,8 @@ def keeps_rows(algorithm: str) -> bool:
 
 def check_parameters(estimator: BaseEstimator) -> int:
     """n_bits in use; raises for parameters that are wrong or do not go together."""
-    if not isinstance(estimator.kernel, str) or estimator.kernel not in kernels.CODES:
-        raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {estimator.kernel!r}")
-    known = ["auto", *METHODS]
-    if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
-        raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
+    checks.choice("kernel", estimator.kernel, kernels.CODES)
+    checks.choice("algorithm", estimator.algorithm, ["auto", *METHODS])
     for name in ("rtol", "atol"):
         check_tolerance(name, getattr(estimator, name))
     check_confidence(estimator.confidence)

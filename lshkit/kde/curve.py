@@ -165,7 +165,12 @@ def likelihood_curve(
     >>> curve = likelihood_curve(X, random_state=0)
     >>> density = LSHKernelDensity(bandwidth=curve.bandwidth).fit(X)
     """
-    check_kernel(kernel)
+    checks.choice("kernel", kernel, kernels.CODES)
+    if kernel == "angular":
+        raise ValueError(
+            "kernel must not be 'angular': it has no density in R^d and no bandwidth (n_bits is "
+            "its width)"
+        )
     X = detached_rows("X", X)
     X = check_array(X, order="C", dtype=[np.float64, np.float32], input_name="X")
     weights = of_unit_size(as_weights(sample_weight, len(X)))
@@ -215,16 +220,6 @@ def likelihood_curve(
         n_held_out=len(left_out.held_out),
         n_distinct=len(rows),
     )
-
-
-def check_kernel(kernel: str) -> None:
-    if not isinstance(kernel, str) or kernel not in kernels.CODES:
-        raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {kernel!r}")
-    if kernel == "angular":
-        raise ValueError(
-            "kernel must not be 'angular': it has no density in R^d and no bandwidth (n_bits is "
-            "its width)"
-        )
 
 
 def _checked(name: str, values: ArrayLike, size: int | None) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -238,7 +237,7 @@ def _restore_rows(
     if header["picked"] is not None:
         fitted = header["fitted"]
         kernel, n_bits = fitted["kernel"], checks.integer("n_bits", fitted["n_bits"], 1, 64)
-        _check_kernel(kernel, kernels.CODES)
+        checks.choice("kernel", kernel, kernels.CODES)
         widths = bandwidths.check_widths(arrays["bandwidth"], X.shape[1], kernel)
         picked = header["picked"]
         for name, settings in picked["methods"].items():
@@ -278,7 +277,7 @@ def _restore_sketch(
 ) -> None:
     settings, fitted = header["sketch"], header["fitted"]
     kernel, n_bits = fitted["kernel"], fitted["n_bits"]
-    _check_kernel(kernel, kernels.COLLISION)
+    checks.choice("kernel", kernel, kernels.COLLISION)
     widths = bandwidths.check_widths(arrays["bandwidth"], estimator.n_features_in_, kernel)
     hasher = archive.join_family(settings["hasher"], arrays)
     family = FastHadamard if kernel == "angular" else RandomBinning
@@ -317,8 +316,3 @@ def _check_sums(table: np.ndarray, total: float) -> None:
         raise ValueError(
             f"table must add up to total={total:g} for each hash, it is off by {off:g}"
         )
-
-
-def _check_kernel(kernel: str, known: Iterable[str]) -> None:
-    if kernel not in known:
-        raise ValueError(f"kernel must be one of {list(known)}, got {kernel!r}")

@@ -247,10 +247,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         return self
 
     def _check_parameters(self) -> None:
-        if not isinstance(self.kernel, str) or self.kernel not in kernels.CODES:
-            raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {self.kernel!r}")
-        if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {list(ALGORITHMS)}, got {self.algorithm!r}")
+        checks.choice("kernel", self.kernel, kernels.CODES)
+        checks.choice("algorithm", self.algorithm, ALGORITHMS)
         sketched = self.algorithm == "bucket_sum"
         known = kernels.COLLISION if sketched else tuple(kernels.CODES)
         if self.algorithm == "random":

@@ -189,8 +189,7 @@ def two_sample_test(
 
 def _pooled(X: Rows, Y: Rows, kernel: str) -> tuple[np.ndarray, int]:
     """The rows of both, float64, and how many are X's."""
-    if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
+    checks.choice("kernel", kernel, KERNELS)
     samples = []
     for name, rows in (("X", X), ("Y", Y)):
         rows = detached_rows(name, rows)
