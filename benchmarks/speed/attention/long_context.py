@@ -7,9 +7,8 @@ import torch
 
 from benchmarks.measurement import HEADS, PeakGrowth, Section, figure, in_new_process, inputs, table
 from benchmarks.speed import decoding
-from benchmarks.speed.attention.options import SOFT_OPTIONS, sampled, soft
+from benchmarks.speed.attention.options import SIDES, SOFT_OPTIONS
 
-SIDES = {"sampled": sampled, "soft": soft}
 MEMORY_COLUMNS = {"inputs": "inputs", "result": "result", "peak_growth": "result and all else"}
 DECODING_ROUNDS = 30
 

@@ -5,7 +5,7 @@ import re
 
 from benchmarks.measurement import BACKWARD, CAUSAL, CAUSAL_BACKWARD, FORWARD, figure, table
 from benchmarks.speed.attention.bounds import GOALS, over_bounds
-from benchmarks.speed.attention.options import ratio
+from benchmarks.speed.attention.options import faster_softmax, ratio
 
 # What the numbers in cpu_model() stand for.
 CPUS = {
@@ -44,10 +44,6 @@ def two_ratios(times, passes, over, under):
     if not all(under in t and "softmax" in t for t in times):
         return ""
     return " / ".join(figure(ratio(t, over(t), under)) for t in times)
-
-
-def faster_softmax(times):  # of float32 and bfloat16, where both were measured
-    return min((x for x in times if x.startswith("softmax")), key=times.get)
 
 
 def float_softmax(times):

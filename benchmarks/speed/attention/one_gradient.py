@@ -12,7 +12,7 @@ from benchmarks.measurement import (
     of_pass,
     table,
 )
-from benchmarks.speed.attention.options import LENGTHS, QUICK_LENGTHS, SOFT_OPTIONS, sampled, soft
+from benchmarks.speed.attention.options import LENGTHS, QUICK_LENGTHS, SIDES, SOFT_OPTIONS
 
 WANTED = {  # of query, key and value
     "value": (False, False, True),
@@ -20,7 +20,6 @@ WANTED = {  # of query, key and value
     "key": (False, True, False),
     "all": (True, True, True),
 }
-SIDES = {"sampled": sampled, "soft": soft}
 
 
 def forward_and_gradients(attention, tensors, wanted):

@@ -39,10 +39,8 @@ THREAD_GOAL = 1.8  # a second thread
 PLAIN_FROM, AUTO_UP_TO = 1024, 128  # lengths for these two
 
 
-yoso = partial(
-    yoso_attention,
-    estimator=Sampled(n_bits=N_BITS, n_hashes=N_HASHES, expectation="never"),
-)
+SAMPLED = Sampled(n_bits=N_BITS, n_hashes=N_HASHES, expectation="never")
+sampled = partial(yoso_attention, estimator=SAMPLED)
 auto = partial(yoso_attention, estimator=Sampled(n_bits=N_BITS, n_hashes=N_HASHES))
 
 
@@ -53,7 +51,7 @@ def against_softmax(lengths, stopwatch):
     results = {}
     for n in lengths:
         tensors = inputs(n, requires_grad=True)
-        sides = {"yoso": yoso} | ({"auto": auto} if n <= AUTO_UP_TO else {})
+        sides = {"yoso": sampled} | ({"auto": auto} if n <= AUTO_UP_TO else {})
         results[n] = {
             name: stopwatch.against_softmax(
                 n, name, {side: of_pass(call, name, tensors) for side, call in sides.items()}
@@ -97,7 +95,7 @@ def against_plain_torch(lengths, stopwatch):
         def plain(lookup, tensors=tensors):
             return lambda: yoso_index_add(*tensors, n_bits=N_BITS, n_hashes=N_HASHES, lookup=lookup)
 
-        calls = {"yoso": of_pass(yoso, "forward", tensors)}
+        calls = {"yoso": of_pass(sampled, "forward", tensors)}
         calls |= {lookup: plain(lookup) for lookup in PLAIN_GOALS}
         with torch.no_grad():
             results[n] = stopwatch.in_turns(calls)
@@ -136,7 +134,7 @@ def threads(lengths, stopwatch):
         tensors = inputs(n, requires_grad=True)
         results[n] = {}
         for name in PASSES:
-            call = of_pass(yoso, name, tensors)
+            call = of_pass(sampled, name, tensors)
             calls = {str(count): with_threads(count, call) for count in counts}
             results[n][name] = stopwatch.in_turns(calls)
     torch.set_num_threads(stopwatch.threads)
@@ -177,7 +175,7 @@ def memory_alone(length):
     """
     first = inputs(1, requires_grad=True)
     with ThreadPoolExecutor(1) as before:
-        before.submit(lambda: of_pass(yoso, BACKWARD, first)()).result()
+        before.submit(lambda: of_pass(sampled, BACKWARD, first)()).result()
     tensors = inputs(length, requires_grad=True)
     grad_out = torch.ones_like(tensors[0])
     kept = {}
@@ -187,7 +185,7 @@ def memory_alone(length):
         return x
 
     with PeakGrowth() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = yoso(*tensors)
+        out = sampled(*tensors)
     kept_inputs = sum(kept.pop(x.untyped_storage().data_ptr(), 0) for x in tensors)
     kept.pop(out.untyped_storage().data_ptr(), None)  # the result, which what follows keeps too
 
