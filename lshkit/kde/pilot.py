@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from lshkit import checks
-from lshkit.kde.calibration import INFLATED, N_HELD_OUT, STEP, HeldOut, calibrate, least_of
+from lshkit.kde.calibration import (
+    INFLATED,
+    LARGEST,
+    N_HELD_OUT,
+    STEP,
+    HeldOut,
+    calibrate,
+    least_of,
+)
 from lshkit.kde.cells import Cells
 from lshkit.kde.method import Accuracy, Method, Tuned
 from lshkit.kde.methods import METHODS
@@ -157,9 +165,9 @@ def pick(pilot: Pilot, algorithm: str) -> tuple[Method, dict[str, Any], str | No
         name, method, why = _cheapest(tuned, pilot, held_out, accuracy)
         return method, _reported(report, tuned, name, why), None
     expected = tuned[algorithm].settings["error"]  # of the pilot's queries
-    method, kept = _calibrated(algorithm, tuned, pilot, held_out, accuracy)
+    method, kept, stated = _calibrated(algorithm, tuned, pilot, held_out, accuracy)
     report = _reported(report, tuned, algorithm, "asked for")
-    return method, report, _shortfall(expected, kept, accuracy)
+    return method, report, _shortfall(expected, kept, stated, accuracy)
 
 
 def _why_exact(asked: Sequence[type[Method]], auto: bool, n: int, rtol: float) -> str | None:
@@ -193,14 +201,18 @@ def _reported(
     return report | {"methods": methods, "algorithm": name, "reason": why}
 
 
-def _shortfall(expected: float, kept: bool, accuracy: Accuracy) -> str | None:
-    """How an algorithm that was asked for does not keep the accuracy; None where it does."""
+def _shortfall(expected: float, kept: bool, stated: float, accuracy: Accuracy) -> str | None:
+    """How an algorithm that was asked for does not keep the accuracy, or says nothing about it by
+    the errors that it states; None where it does."""
     if accuracy.confidence is not None and not kept:
         wanted = f"rtol={accuracy.rtol:g} with a probability of {accuracy.confidence:g}"
         return f"cannot be shown to keep {wanted}"
     if accuracy.confidence is None and expected > REACHED * accuracy.rtol:
         error = f"an expected mean relative error of {expected:.2g}"
         return f"has {error}, more than rtol={accuracy.rtol:g}"
+    if stated > LARGEST:
+        error = f"a median relative error of {stated:.2g}"
+        return f"states {error} (a few queries are off by so much, and it cannot tell which)"
     return None
 
 
@@ -216,8 +228,9 @@ def _reaches(found: Tuned, rtol: float) -> bool:
 
 def _calibrated(
     name: str, tuned: dict[str, Tuned], pilot: Pilot, held_out: HeldOut, accuracy: Accuracy
-) -> tuple[Method, bool]:
-    """The method as it was calibrated, and whether it keeps the accuracy on the held-out queries.
+) -> tuple[Method, bool, float]:
+    """The method as it was calibrated, whether it keeps the accuracy on the held-out queries, and
+    the median relative error that it states.
 
     Where it does not, or where the errors are so rare and large that those stated would have to
     exceed them for most queries, it is tuned for smaller ones. Where that is so of all trials, the
@@ -232,12 +245,12 @@ def _calibrated(
         worth = kept, -trial.settings["cost"] * stated * stated  # of floats ** would overflow
         accepted = kept and inflation <= INFLATED
         if i == 0 or accepted or worth > best:
-            best, chosen = worth, (trial, method)
+            best, chosen = worth, (trial, method, stated)
         if accepted:
             break
         rtol *= STEP
-    tuned[name], method = chosen
-    return method, best[0]
+    tuned[name], method, stated = chosen
+    return method, best[0], stated
 
 
 def _cheapest(
@@ -258,7 +271,7 @@ def _cheapest(
         if METHODS[name].exact:
             method, kept = tuned[name].make(), True
         else:
-            method, kept = _calibrated(name, tuned, pilot, held_out, accuracy)
+            method, kept, _ = _calibrated(name, tuned, pilot, held_out, accuracy)
         cost = tuned[name].settings["cost"]
         if not kept:
             failed.append(name)

@@ -235,7 +235,7 @@ class Sketch:
         threads are not read: the verb uses the core's.
         """
         known = with_error and self.n_hashes > 1 and self.total > 0
-        squares = self._of_table(self._squares) if known and self._chance else None
+        squares = self._of_table(self._squares) if known else None
         parts = [self._estimate(codes, with_error, squares) for _, codes in self.codes_by_chunk(X)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
@@ -268,15 +268,14 @@ class Sketch:
             inside, old = forgetting.inside, oldest.query(codes)[:, 0]
             sums = sums - (1 - inside) * old
         mean, error = self._corrected(sums), np.zeros(len(codes))
-        if with_error and (self.n_hashes == 1 or not self.total > 0):
+        if with_error and squares is None:
             error = np.full(len(codes), np.inf)  # nobody knows
-        elif with_error:
+        elif squares is not None:
             own = self._own(codes)
             error = self._corrected(own).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
-            if squares is not None:
-                own /= self.total
-                of_others = squares - (own**2).mean(axis=1)
-                error = np.maximum(error, self._folded(of_others, 1 - own.mean(axis=1)))
+            own /= self.total
+            of_others = squares - (own**2).mean(axis=1)
+            error = np.maximum(error, self._by_chance(of_others, 1 - own.mean(axis=1)))
             # Hashes that agree do not tell what another would show: 1/m of the estimate, or a row.
             row = 1 / max(self._n_counting, 1)
             error = np.maximum(error, np.maximum(np.abs(mean), row) / self.n_hashes)
@@ -288,7 +287,7 @@ class Sketch:
                 error = np.hypot(error, moved / (1 - self._chance))
         return Estimate(np.zeros(len(codes)), mean, error, np.zeros(len(codes), np.int64))
 
-    def _folded(
+    def _by_chance(
         self,
         squares: np.ndarray,
         rest: np.ndarray,
@@ -300,11 +299,12 @@ class Sketch:
         squares, rest: sums over these buckets of squares and of numbers; means of the hashes. met,
         near: what a sum is divided by before and after the correction for folding.
 
-        Each cell is folded into the query's bucket by chance p. Where no hash has met any of them,
-        what is subtracted for all is the error; never is it more than the standard deviation, which
-        is that of cells: where cells share buckets the sum of squares is larger by p rest^2.
+        By chance p = 2^-n_bits a hash brings rows of another cell into the query's bucket: folding,
+        or, of the angular kernel, what is at right angles. Where no hash has met any of them, the
+        share of all that was to be met is the error; never is it more than the standard deviation,
+        which is that of cells: where cells share buckets the sum of squares is larger by p rest^2.
         """
-        odds = self._chance / (1 - self._chance)
+        odds = 1 / (2.0**self.n_bits - 1)
         cells = np.sqrt(np.maximum(squares - odds * rest**2, 0))
         unmet = odds * np.maximum(np.abs(rest), cells) / met
         return np.minimum(unmet, np.sqrt(odds / self.n_hashes) * cells / near)

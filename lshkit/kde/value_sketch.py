@@ -96,20 +96,20 @@ class ValueSketch(Sketch):
 
         Hashes that agree, because they all met the same row or equal values, know nothing of the
         rows that they did not meet: no error is less than the standard deviation of the values
-        over the root of the number of rows that were met, with repetition, nor than what folding
-        leaves. Nor is one larger than the way to the farther end of the range of the values.
-        with_error=False skips the errors, which are then inf.
+        over the root of the number of rows that were met, with repetition, nor than what rows of
+        other cells bring by chance. Nor is one larger than the way to the farther end of the range
+        of the values. with_error=False skips the errors, which are then inf.
         """
         self.check_range(X)
         step = max(1, MOST_NUMBERS // (self.n_hashes * (1 + self.n_outputs)))
         with_error = with_error and self.n_hashes > 1
-        moments = self._of_table(self._moments) if with_error and self._chance else None
-        parts = [self._means(X[i : i + step], with_error, moments) for i in range(0, len(X), step)]
+        moments = self._of_table(self._moments) if with_error else None
+        parts = [self._means(X[i : i + step], moments) for i in range(0, len(X), step)]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
         return means, errors
 
     def _means(
-        self, X: np.ndarray, with_error: bool, moments: tuple[np.ndarray, ...] | None
+        self, X: np.ndarray, moments: tuple[np.ndarray, ...] | None
     ) -> tuple[np.ndarray, np.ndarray]:
         codes = self.codes(X).astype(np.intp)
         own = self.table.table[np.arange(self.n_hashes), codes]  # (n, n_hashes, 1 + n_outputs)
@@ -121,17 +121,16 @@ class ValueSketch(Sketch):
             means = np.where(sums[:, :1] > least, sums[:, 1:] / sums[:, :1], np.nan)
             errors = np.full(means.shape, np.inf)
             low, high = self.low - self.offset, self.high - self.offset
-            if with_error:
+            if moments is not None:
                 others = self.n_hashes * sums[:, None, :1] - each[..., :1]
                 changes = each[..., 1:] - means[:, None] * each[..., :1]
                 changes /= np.maximum(others, self.n_hashes * LEAST * self.total)
                 errors = np.sqrt((1 - 1 / self.n_hashes) * (changes**2).sum(axis=1))
                 met = self.n_hashes * sums[:, :1] * self.total / self.squared_weights
                 errors = np.maximum(errors, self._spread() / np.sqrt(met))
-                if moments is not None:
-                    errors = np.maximum(errors, self._left_by_folding(own, means, *moments))
+                errors = np.maximum(errors, self._of_others(own, means, *moments))
             means = np.clip(means, low, high)
-            if with_error:
+            if moments is not None:
                 errors = np.minimum(errors, np.maximum(means - low, high - means))
         return means, errors
 
@@ -155,14 +154,14 @@ class ValueSketch(Sketch):
             squares += np.einsum("ib,ib->i", shares, shares) / self.n_hashes
         return products, squares
 
-    def _left_by_folding(
+    def _of_others(
         self, own: np.ndarray, means: np.ndarray, products: np.ndarray, squares: np.ndarray
     ) -> np.ndarray:
-        """Of the sums of A - means B, the least standard error."""
+        """Of the sums of A - means B, the least standard error by what other buckets hold."""
         own = own / self.total
         differences = own[..., 1:] - means[:, None] * own[..., :1]
         of_buckets = squares[1:] - 2 * means * products[1:] + means**2 * squares[0]
         rest = self.totals[1:] / self.total - means - differences.mean(axis=1)
         met = own[..., :1].mean(axis=1)
         near = (met - self._chance) / (1 - self._chance)
-        return self._folded(of_buckets - (differences**2).mean(axis=1), rest, met, near)
+        return self._by_chance(of_buckets - (differences**2).mean(axis=1), rest, met, near)

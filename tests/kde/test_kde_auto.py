@@ -170,6 +170,17 @@ def test_a_method_that_cannot_keep_rtol_warns():
         assert [x.filename for x in caught] == [__file__]
 
 
+def test_a_method_that_states_too_much_warns():
+    """Counts, where a cell holds all of a density or nothing; "auto" takes another method."""
+    rng = np.random.default_rng(0)
+    rows = rng.poisson(2 * rng.gamma(0.5, 2, 12), (2300, 12)).astype(float)
+    density = LSHKernelDensity(bandwidth=0.2, algorithm="near_far", random_state=0)
+    with pytest.warns(UserWarning, match="'near_far' states a median relative error of .* which"):
+        errors = density.fit(rows[:2000]).score_samples(rows[2000:], return_std=True)[1]
+    assert np.median(errors) > 1
+    assert density.set_params(algorithm="auto").fit(rows[:2000]).algorithm_ != "near_far"
+
+
 def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():
     rng = np.random.default_rng(0)
     rows = (3 * rng.normal(size=(50, 8)))[rng.integers(50, size=20_000)]

@@ -98,6 +98,6 @@ def test_a_method_that_misses_is_tuned_again(monkeypatch, outcomes, chosen, kept
     monkeypatch.setattr(pilot, "METHODS", {"again": Again})
     monkeypatch.setattr(pilot, "calibrate", calibrate)
     tuned = {"again": made[0]}
-    method, found = pilot._calibrated("again", tuned, Pilot(), None, Accuracy(0.1))
+    method, found, _ = pilot._calibrated("again", tuned, Pilot(), None, Accuracy(0.1))
     assert found is kept and method == chosen and tuned["again"] is made[chosen] and not left
     assert np.allclose(asked, 0.1 * np.sqrt(0.5) ** np.arange(1, len(outcomes)))

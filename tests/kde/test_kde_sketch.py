@@ -57,6 +57,39 @@ def test_no_error_is_less_than_what_folding_leaves(share):
         assert 0.5 < np.sqrt((std**2).mean() / ((mean - wanted) ** 2).mean()) < 2
 
 
+@pytest.mark.parametrize("kinds", ["1 / i^1.1", "1 / 2^i", "one of 60 %"])
+def test_no_error_is_less_than_what_was_not_met_at_right_angles(kinds):
+    """One-hot rows: of kinds that no hash has met, the angular density lacks all that they add."""
+    shares = {"1 / i^1.1": np.arange(1, 61) ** -1.1, "1 / 2^i": 0.5 ** np.arange(1, 9)}
+    shares = shares.get(kinds, np.r_[1500, np.ones(999)])
+    for n_hashes in (32, 128):
+        errors, stated = [], []
+        for seed in range(8):
+            rng = np.random.default_rng(seed)
+            kind = rng.choice(len(shares), 4400, p=shares / shares.sum())
+            own = np.bincount(kind[:4000], minlength=len(shares))[kind[4000:]] / 4000
+            rows, wanted = np.eye(len(shares))[kind], own + (1 - own) * 0.5**8
+            density = sketch("angular", random_state=seed, n_bits=8, n_hashes=n_hashes)
+            mean, std = density.fit(rows[:4000]).kernel_mean(rows[4000:], return_std=True)
+            errors.append(np.abs(mean - wanted))
+            stated.append(std)
+        assert (np.array(errors) > 3 * np.array(stated)).mean() < 0.005
+
+
+@pytest.mark.parametrize("n_bits", [2, 4, 8, 12])
+def test_no_row_counts_twice_at_right_angles(n_bits):
+    """The spread of full tables has it already, and opposite rows never meet."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(4000, 32)), rng.normal(size=(100, 32))
+    exact = LSHKernelDensity("angular", n_bits=n_bits, rtol=0, normalize=False).fit(rows)
+    wanted, got = exact.kernel_mean(queries), []
+    for seed in range(8):
+        density = sketch("angular", random_state=seed, n_bits=n_bits, n_hashes=128)
+        got.append(density.fit(rows).kernel_mean(queries, return_std=True))
+    mean, std = np.swapaxes(got, 0, 1)
+    assert 0.8 < np.sqrt((std**2).mean() / ((mean - wanted) ** 2).mean()) < 1.3
+
+
 @pytest.mark.parametrize("n_bits", [1, 4, 8, 12])
 def test_rows_that_share_buckets_leave_no_more(n_bits):
     """A full table shows in each hash what folding adds: it is not counted twice."""

@@ -30,11 +30,28 @@ def test_sketch_is_the_formula_of_equal_codes(name):
     got, std = model.predict(QUERIES, return_std=True)
     near = np.isfinite(std[:, 0])
     assert near.sum() > 20
-    wanted = np.clip(wanted, VALUES.min(axis=0), VALUES.max(axis=0))
-    assert np.allclose(got[near], wanted[near], rtol=0, atol=1e-9)
-    least = spread / np.sqrt(met[near, None])
-    assert (jackknife[near] > least).any()
-    assert np.allclose(std[near], np.maximum(jackknife[near], least), rtol=1e-7)
+    clipped = np.clip(wanted, VALUES.min(axis=0), VALUES.max(axis=0))
+    assert np.allclose(got[near], clipped[near], rtol=0, atol=1e-9)
+    of_met = spread / np.sqrt(met[:, None])
+    # The buckets' sums of A - m B, as shares of the weight, and those without a query's own.
+    buckets, codes, rest, squares, own = 2**inner.n_bits, inner.codes(ROWS), 0, 0, 0
+    for h in range(8):
+        shares = np.zeros((buckets, 3))
+        np.add.at(
+            shares, codes[:, h], np.c_[np.ones(700), VALUES] * WEIGHTS[:, None] / WEIGHTS.sum()
+        )
+        of_bucket = shares[:, 1:] - wanted[:, None] * shares[:, :1]  # queries, buckets, outputs
+        at = inner.codes(QUERIES)[:, h].astype(int)
+        of_bucket[np.arange(len(at)), at] = 0
+        rest, squares = rest + of_bucket.sum(1) / 8, squares + (of_bucket**2).sum(1) / 8
+        own = own + shares[at, :1] / 8
+    odds = 1 / (buckets - 1)
+    cells = np.sqrt(np.maximum(squares - odds * rest**2, 0))
+    unmet = odds * np.maximum(np.abs(rest), cells) / own
+    of_others = np.minimum(unmet, np.sqrt(odds / 8) * cells / ((own - chance) / (1 - chance)))
+    parts = np.stack([jackknife, of_met, of_others])[:, near]
+    assert set(np.unique(parts.argmax(axis=0))) == ({0, 2} if name == "angular" else {0})
+    assert np.allclose(std[near], parts.max(axis=0), rtol=1e-7)
 
 
 @pytest.mark.parametrize("name", SKETCHES)
@@ -102,6 +119,26 @@ def test_errors_hold_beside_many_repeated_rows(n_bits, n_hashes):
     assert 0.8 < ratio < 1.6
 
 
+@pytest.mark.parametrize("n_hashes", [8, 32, 128])
+@pytest.mark.parametrize("kinds", [60, 8])
+def test_errors_hold_for_rows_of_few_kinds(kinds, n_hashes):
+    """One-hot rows, of which no hash may have met the kind with other targets."""
+    shares = np.arange(1, 61) ** -1.1 if kinds == 60 else 0.5 ** np.arange(1, 9)
+    errors, stated = [], []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        kind = rng.choice(kinds, 4200, p=shares / shares.sum())
+        rows, values = np.eye(kinds)[kind], (kind == 0) + 0.3 * rng.normal(size=4200)
+        exact = LSHKernelRegressor("angular", n_bits=8, rtol=0).fit(rows[200:], values[200:])
+        model = sketch("angular", random_state=seed, n_bits=8, n_hashes=n_hashes)
+        mean, std = model.fit(rows[200:], values[200:]).predict(rows[:200], return_std=True)
+        errors.append(np.abs(mean - exact.predict(rows[:200])))
+        stated.append(std)
+    errors, stated = np.array(errors), np.array(stated)
+    assert (errors > 3 * stated).mean() < 0.005
+    assert 0.8 < np.sqrt((stated**2).mean() / (errors**2).mean()) < 1.6
+
+
 @pytest.mark.parametrize(("n_bits", "n_hashes"), [(8, 256), (10, 128)])
 def test_rows_that_share_buckets_leave_no_more(n_bits, n_hashes):
     rng = np.random.default_rng(0)
@@ -148,7 +185,7 @@ def test_hashes_that_agree_are_not_exact():
         known = np.isfinite(std)
         assert known.sum() > 90 and (std > 0).all()
         ratio = np.sqrt(((got - exact)[known] ** 2).mean() / (std[known] ** 2).mean())
-        assert 0.7 < ratio < 1.6
+        assert 0.6 < ratio < 1.2  # what is stated is the greatest of three such errors
 
 
 @pytest.mark.parametrize("name", SKETCHES)

@@ -56,7 +56,7 @@ LSHKIT_NOINLINE void reduce_dots(const Vec<T>* partial, T scale, bool accumulate
 }
 
 // Cleared: all of the table is used, and there are no masks.
-template <class T, int Slices, int AddProbes, int ReadProbes, bool Full, bool Cleared = false>
+template <class T, int Slices, bool Cleared, int AddProbes, int ReadProbes, bool Full>
 struct Run {
   static constexpr int kColumns = Slices * kSliceBytes / int(sizeof(T));
   static constexpr int kVectors = Slices * kSliceBytes / kVectorBytes, n = kLanes<T>;
@@ -68,7 +68,6 @@ struct Run {
 
   LSHKIT_INLINE int add_probes() const { return AddProbes ? AddProbes : p.add.n_probes; }
   LSHKIT_INLINE int read_probes() const { return ReadProbes ? ReadProbes : p.read.n_probes; }
-  LSHKIT_INLINE bool masked() const { return !Cleared && p.used; }
   LSHKIT_INLINE static Vec<T> from_table(const T* row, RowMask used) {
     return Cleared ? load(row) : load_used(row, used);
   }
@@ -110,7 +109,7 @@ struct Run {
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       T* to = p.table + slot[a] * kColumns;
-      const RowMask used = masked() ? use_row(p.used + slot[a]) : kAllUsed;
+      const RowMask used = Cleared ? kAllUsed : use_row(p.used + slot[a]);
       const Vec<T> w = broadcast(weight[a]);
       LSHKIT_UNROLL
       for (int i = 0; i < kVectors; ++i) store(to + i * n, from_table(to + i * n, used) + w * v[i]);
@@ -141,7 +140,7 @@ struct Run {
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       const T* from = p.table + slot[a] * kColumns;
-      const RowMask used = masked() ? p.used[slot[a]] : kAllUsed;
+      const RowMask used = Cleared ? kAllUsed : p.used[slot[a]];
       Vec<T> v[kVectors];
       LSHKIT_UNROLL
       for (int i = 0; i < kVectors; ++i) v[i] = from_table(from + i * n, used);
@@ -215,26 +214,28 @@ struct Run {
   }
 };
 
-template <class T, int Slices>
-LSHKIT_INLINE void run(const WeightedPass<T>& p) {
+template <class T, int Slices, bool Cleared>
+void run(const WeightedPass<T>& p) {
   const bool full = p.width == Slices * kSliceBytes / int(sizeof(T));
   // A side without rows has no number of probes to look at.
   const int a = p.add.count ? p.add.n_probes : p.read.n_probes;
   const int r = p.read.count ? p.read.n_probes : a;
   if constexpr (kUnrollsProbes && sizeof(T) == sizeof(float)) {  // else nothing is gained
-    if (kMasksRows && full && a == 4 && r == 4 && !p.used)
-      return Run<T, Slices, 4, 4, true, true>::all(p);
-    if (full && a == 4 && r == 4) return Run<T, Slices, 4, 4, true>::all(p);
-    if (full && a == 3 && r == 3) return Run<T, Slices, 3, 3, true>::all(p);
-    if (full && a == 2 && r == 2) return Run<T, Slices, 2, 2, true>::all(p);
+    if (full && a == 4 && r == 4) return Run<T, Slices, Cleared, 4, 4, true>::all(p);
+    if (full && a == 3 && r == 3) return Run<T, Slices, Cleared, 3, 3, true>::all(p);
+    if (full && a == 2 && r == 2) return Run<T, Slices, Cleared, 2, 2, true>::all(p);
   }
-  if (full) return Run<T, Slices, 0, 0, true>::all(p);
-  Run<T, Slices, 0, 0, false>::all(p);
+  if (full) return Run<T, Slices, Cleared, 0, 0, true>::all(p);
+  Run<T, Slices, Cleared, 0, 0, false>::all(p);
 }
 
 template <class T>
 void run_slices(const WeightedPass<T>& p) {
-  p.slices == 1 ? run<T, 1>(p) : run<T, 2>(p);
+  // Of both kinds a function: with masks or not in one, products would be taken before the look at
+  // it, and rounded before they are added.
+  if constexpr (kMasksRows)
+    if (p.used) return p.slices == 1 ? run<T, 1, false>(p) : run<T, 2, false>(p);
+  p.slices == 1 ? run<T, 1, true>(p) : run<T, 2, true>(p);
 }
 
 // A single column of which the table has one number a row.
