@@ -60,9 +60,11 @@ struct PairScratch {
         list(cosines, cut) {}
 };
 
+// Arguments are copies: stores to rows might change what a reference points to.
+
 // product = weight * (g . v + bias), and cosine where that is wanted.
-LSHKIT_NOINLINE void multiply_pairs(const PairGradient<float>& p, const PairScratch& s) {
-  const PairList& l = s.list;
+LSHKIT_NOINLINE void multiply_pairs(const PairGradient<float> p, const PairScratch s) {
+  const PairList l = s.list;
   const Matrix<const float> values{s.value, s.dv, kBlock, p.value.columns};
   const Matrix<const float> keys{s.key, s.d, kBlock, p.query.columns};
   l.each_query([&](index_t i, int first, int count) LSHKIT_ALWAYS_INLINE {
@@ -84,8 +86,8 @@ LSHKIT_NOINLINE void multiply_pairs(const PairGradient<float>& p, const PairScra
 }
 
 // dq += product k
-LSHKIT_NOINLINE void add_to_queries(const PairGradient<float>& p, const PairScratch& s) {
-  const PairList& l = s.list;
+LSHKIT_NOINLINE void add_to_queries(const PairGradient<float> p, const PairScratch s) {
+  const PairList l = s.list;
   l.each_query([&](index_t i, int first, int count) LSHKIT_ALWAYS_INLINE {
     each_columns<float, kVectors / 2>(p.query.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
       Vec<float> sum[columns.vectors], row[columns.vectors];
@@ -102,8 +104,8 @@ LSHKIT_NOINLINE void add_to_queries(const PairGradient<float>& p, const PairScra
 }
 
 // dk += product q
-LSHKIT_NOINLINE void add_to_keys(const PairGradient<float>& p, const PairScratch& s) {
-  const PairList& l = s.list;
+LSHKIT_NOINLINE void add_to_keys(const PairGradient<float> p, const PairScratch s) {
+  const PairList l = s.list;
   l.each_query([&](index_t i, int first, int count) LSHKIT_ALWAYS_INLINE {
     each_columns<float, kVectors / 2>(p.query.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
       Vec<float> query[columns.vectors], sum[columns.vectors];
