@@ -76,11 +76,11 @@ def test_no_error_is_less_than_what_was_not_met_at_right_angles(kinds):
         assert (np.array(errors) > 3 * np.array(stated)).mean() < 0.005
 
 
-@pytest.mark.parametrize("n_bits", [2, 4, 8, 12])
+@pytest.mark.parametrize("n_bits", [4, 8, 12])
 def test_no_row_counts_twice_at_right_angles(n_bits):
     """The spread of full tables has it already, and opposite rows never meet."""
     rng = np.random.default_rng(0)
-    rows, queries = rng.normal(size=(4000, 32)), rng.normal(size=(100, 32))
+    rows, queries = rng.normal(size=(4000, 8)), rng.normal(size=(100, 8))
     exact = LSHKernelDensity("angular", n_bits=n_bits, rtol=0, normalize=False).fit(rows)
     wanted, got = exact.kernel_mean(queries), []
     for seed in range(8):
