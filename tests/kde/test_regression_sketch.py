@@ -10,36 +10,36 @@ from threadpoolctl import threadpool_limits
 from lshkit.kde import LSHKernelDensity, LSHKernelRegressor
 
 
+@pytest.mark.parametrize("n", [20, 700])
 @pytest.mark.parametrize("name", SKETCHES)
-def test_sketch_is_the_formula_of_equal_codes(name):
-    model = sketch(name, n_hashes=8).fit(ROWS, VALUES, WEIGHTS)
+def test_sketch_is_the_formula_of_equal_codes(name, n):
+    rows, values, weights = ROWS[:n], VALUES[:n], WEIGHTS[:n]
+    model = sketch(name, n_hashes=8).fit(rows, values, weights)
     inner = model._regression_sketch
-    equal = inner.codes(QUERIES)[:, None] == inner.codes(ROWS)  # of each hash
+    equal = inner.codes(QUERIES)[:, None] == inner.codes(rows)  # of each hash
     chance = 0 if name == "angular" else 2.0**-8
-    each = (equal - chance).swapaxes(1, 2) * WEIGHTS  # queries, hashes, rows
+    each = (equal - chance).swapaxes(1, 2) * weights  # queries, hashes, rows
 
     def ratio(terms):
-        return terms @ VALUES / terms.sum(axis=-1, keepdims=True)
+        return terms @ values / terms.sum(axis=-1, keepdims=True)
 
     wanted = ratio(each.sum(axis=1))
     without = ratio(each.sum(axis=1, keepdims=True) - each)  # a hash
     jackknife = np.sqrt(7 / 8 * ((without - wanted[:, None]) ** 2).sum(axis=1))
-    met = each.sum(axis=(1, 2)) * WEIGHTS.sum() / (WEIGHTS**2).sum()
-    mean = WEIGHTS @ VALUES / WEIGHTS.sum()
-    spread = np.sqrt(WEIGHTS @ (VALUES - mean) ** 2 / WEIGHTS.sum())
+    met = each.sum(axis=(1, 2)) * weights.sum() / (weights**2).sum()
+    mean = weights @ values / weights.sum()
+    spread = np.sqrt(weights @ (values - mean) ** 2 / weights.sum())
     got, std = model.predict(QUERIES, return_std=True)
     near = np.isfinite(std[:, 0])
-    assert near.sum() > 20
-    clipped = np.clip(wanted, VALUES.min(axis=0), VALUES.max(axis=0))
+    assert near.sum() > 5
+    clipped = np.clip(wanted, values.min(axis=0), values.max(axis=0))
     assert np.allclose(got[near], clipped[near], rtol=0, atol=1e-9)
     of_met = spread / np.sqrt(met[:, None])
     # The buckets' sums of A - m B, as shares of the weight, and those without a query's own.
-    buckets, codes, rest, squares, own = 2**inner.n_bits, inner.codes(ROWS), 0, 0, 0
+    buckets, codes, rest, squares, own = 2**inner.n_bits, inner.codes(rows), 0, 0, 0
     for h in range(8):
         shares = np.zeros((buckets, 3))
-        np.add.at(
-            shares, codes[:, h], np.c_[np.ones(700), VALUES] * WEIGHTS[:, None] / WEIGHTS.sum()
-        )
+        np.add.at(shares, codes[:, h], np.c_[np.ones(n), values] * weights[:, None] / weights.sum())
         of_bucket = shares[:, 1:] - wanted[:, None] * shares[:, :1]  # queries, buckets, outputs
         at = inner.codes(QUERIES)[:, h].astype(int)
         of_bucket[np.arange(len(at)), at] = 0
@@ -50,7 +50,8 @@ def test_sketch_is_the_formula_of_equal_codes(name):
     unmet = odds * np.maximum(np.abs(rest), cells) / own
     of_others = np.minimum(unmet, np.sqrt(odds / 8) * cells / ((own - chance) / (1 - chance)))
     parts = np.stack([jackknife, of_met, of_others])[:, near]
-    assert set(np.unique(parts.argmax(axis=0))) == ({0, 2} if name == "angular" else {0})
+    greatest = set(np.unique(parts.argmax(axis=0)))
+    assert greatest == {0} | ({1} if n == 20 else set()) | ({2} if name == "angular" else set())
     assert np.allclose(std[near], parts.max(axis=0), rtol=1e-7)
 
 

@@ -318,6 +318,7 @@ struct Bucket {
   template <class Form, bool ToQuery, bool ToKey>
   LSHKIT_NOINLINE void direct(index_t nq, index_t nk) const {
     using Row = typename Form::Row;
+    // Copies: stores to rows might change what a reference points to.
     const Form form(this->p, s.words);
     const Problem p = this->p;
     const std::int32_t *queries = this->queries, *keys = this->keys;

@@ -159,9 +159,9 @@ LSHKIT_INLINE V blend_others(V a, V b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) - Step : int(I) + Step)...);
 }
 
-// Lane i is the sum of the lanes of r[i]: a blend and a shuffle of two registers for each pair.
-// With Count fewer than lanes r[i] is in each lane of i modulo Count, in parts; with First,
-// registers of such parts of First are r.
+// Lane i is the sum of the lanes of r[i]: a blend and a shuffle of two registers for each pair. Of
+// fewer than kLanes, r[i] is in parts in each lane of i modulo Count. First: each r[i] is such a
+// result of that many.
 template <int Count, class T, int First = 1>
 LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
   if constexpr (Count == 1) {

@@ -62,9 +62,11 @@ struct Run {
   static constexpr int kVectors = Slices * kSliceBytes / kVectorBytes, n = kLanes<T>;
   // Dot products of a row that are summed into one register straight away: stores take two cycles.
   static constexpr int kSummed = ReadProbes == 2 || ReadProbes == 4 ? ReadProbes : 1;
-  // A copy, of which all is in registers; and elsewhere what a function takes the address of.
+  // A copy, which stays in registers: stores to tables might change what a reference points to.
   const WeightedPass<T> p;
-  Vec<T>* partial;  // n / kSummed: of the dot products of the rows that share a register
+  // n / kSummed, of the dot products of rows that share a register. Elsewhere: functions take its
+  // address.
+  Vec<T>* partial;
 
   LSHKIT_INLINE int add_probes() const { return AddProbes ? AddProbes : p.add.n_probes; }
   LSHKIT_INLINE int read_probes() const { return ReadProbes ? ReadProbes : p.read.n_probes; }
@@ -231,8 +233,8 @@ void run(const WeightedPass<T>& p) {
 
 template <class T>
 void run_slices(const WeightedPass<T>& p) {
-  // Of both kinds a function: with masks or not in one, products would be taken before the look at
-  // it, and rounded before they are added.
+  // A function for each: in one for both the compiler takes products before it looks whether there
+  // are masks, and so rounds them where the other fuses them with the addition.
   if constexpr (kMasksRows)
     if (p.used) return p.slices == 1 ? run<T, 1, false>(p) : run<T, 2, false>(p);
   p.slices == 1 ? run<T, 1, true>(p) : run<T, 2, true>(p);

@@ -9,8 +9,8 @@ is made here goes through the model to the attention function in one of these fo
                               queries see a key
     int64 (B, 1, 2, n_keys)   a sliding window: ~ of how many of the last queries are at a key or
                               behind it, and of how many of these no longer see it
-    int32 (S + 1,)            causal within packed sequences: where they start among the rows of
-                              the batch, counted through it
+    int32 (1, S + 1, 1, 1)    causal within packed sequences: ~ of where they start among the rows
+                              of the batch, counted through it
     bool (B, 1, n_q, n_keys)  any pattern, for the attention functions that take pairs
     uint8 (B, 1, 1, n_keys)   the same of a single query
 
@@ -32,6 +32,8 @@ from transformers import MODEL_MAPPING, masking_utils
 
 from lshkit.attention.module_arguments import IGNORED_FROM
 from lshkit.torch_ops.assertions import may_be_read, require
+
+CHANGED = "the model changes its causal mask in a way that {} can't follow"
 
 
 class Mask(NamedTuple):
@@ -202,8 +204,6 @@ def read_mask(
         return Mask(n_keys, is_causal=is_causal)
     if not isinstance(mask, Tensor):
         raise TypeError(f"attention_mask must be a tensor for {name}, got {type(mask).__name__}")
-    if mask.dim() == 1 and mask.dtype is torch.int32:
-        return Mask(n_keys, is_causal=True, starts=mask)
     if mask.dim() == 2:  # of a model whose masks do not go through the interface
         if mask.is_floating_point():  # 1 for a token, or 0 added to its scores?
             raise TypeError(
@@ -216,6 +216,12 @@ def read_mask(
             f"attention_mask must be (batch, keys) or (batch, 1, 1, keys) with up to {n_keys} keys "
             f"for {name}, got {tuple(mask.shape)}"
         )
+    if mask.dtype is torch.int32 and mask.shape[1] > 1:
+        starts = _counts(name, mask.transpose(1, 3), 1)[0, 0]
+        _require_unchanged(name, starts[-1] == query.shape[0] * n_q)
+        return Mask(n_keys, is_causal=True, starts=starts)
+    if mask.dtype in (torch.int32, torch.int64) and n_q > mask.shape[-1]:
+        raise NotImplementedError(CHANGED.format(name))
     if mask.dtype is torch.int64:
         rows = _window_rows(_counts(name, mask, 2 if n_q > 1 else mask.shape[2]), n_q)
         return Mask(mask.shape[-1], rows=rows.expand(query.shape[0], -1, -1))
@@ -254,8 +260,7 @@ def _counts(name: str, mask: Tensor, n_rows: int) -> Tensor:
 
 
 def _require_unchanged(name: str, known: Tensor) -> None:
-    message = f"the model changes its causal mask in a way that {name} can't follow"
-    require(known, message, error=NotImplementedError)
+    require(known, CHANGED.format(name), error=NotImplementedError)
 
 
 def _in_order(name: str, seen_by: Tensor) -> Tensor:
@@ -380,7 +385,7 @@ def _pattern(
         starts = _packed_starts(dict(parts))
         if starts is None or keys is not None or q_length != kv_length:
             return "this mask of packed sequences"
-        return "causal" if len(starts) == batch_size + 1 else starts
+        return "causal" if len(starts) == batch_size + 1 else ~starts[None, :, None, None]
     return f"a mask of query-key pairs ({', '.join(names)})"
 
 

@@ -194,10 +194,10 @@ def test_pieces_with_a_bias(name):
     assert (torch.cat(got, 1) - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("part", [slice(5), slice(None, None, 2)])
-def test_keys_that_a_model_leaves_out(part):
-    """Its causal mask then says nothing of where queries stand."""
-    query, key = torch.zeros(1, 2, 6, 8), torch.zeros(1, 2, 6, 8)[:, :, part]
+@pytest.mark.parametrize(("n_q", "part"), [(6, slice(5)), (3, slice(None, None, 2)), (8, slice(6))])
+def test_keys_that_a_model_leaves_out(n_q, part):
+    """Its causal mask then says nothing of where queries stand; nor with more of them."""
+    query, key = torch.zeros(1, 2, n_q, 8), torch.zeros(1, 2, 6, 8)[:, :, part]
     mask = mask_function("lshkit_lsh", takes_pairs=True)(1, 6, 6)[..., part]
     with pytest.raises(NotImplementedError, match="changes its causal mask in a way that lshkit"):
         read_mask("lshkit_lsh", mask, query, key, True, takes_pairs=True)
@@ -324,6 +324,23 @@ def test_packed_sequences(batch, implementation):
         packed = made(ids, position_ids=positions, use_cache=False).logits
         alone = [made(ids[:, part], use_cache=False).logits for part in (slice(9), slice(9, None))]
     assert (packed - torch.cat(alone, 1)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["lshkit_yoso", "lshkit_lsh"])
+def test_packed_sequences_of_a_model_that_leaves_out_queries(name):
+    """It has them where all queries are wanted, and says so where they are not."""
+    torch.manual_seed(0)
+    options, other = EXACT[name]
+    made, ids = gemma4(window=32, attn_implementation="eager").eval(), tokens(batch=1)
+    packed = {"position_ids": torch.cat((torch.arange(9), torch.arange(15)))[None]}
+    packed["use_cache"] = False
+    with torch.no_grad():
+        expected = set_implementation(made, other)(ids, **packed).logits
+        set_implementation(made, name, options)
+        got = made(ids, **packed, logits_to_keep=24).logits
+        assert (got - expected).abs().max() < 2e-5 * expected.abs().max()
+        with pytest.raises(NotImplementedError, match="changes its causal mask in a way that lsh"):
+            made(ids, **packed, logits_to_keep=1)
 
 
 WINDOWED = {
