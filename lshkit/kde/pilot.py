@@ -212,7 +212,7 @@ def _shortfall(expected: float, kept: bool, stated: float, accuracy: Accuracy) -
         return f"has {error}, more than rtol={accuracy.rtol:g}"
     if stated > LARGEST:
         error = f"a median relative error of {stated:.2g}"
-        return f"states {error} (some estimates are off by that share of them, it cannot tell which)"
+        return f"states {error} (some estimates are off by as much, it cannot tell which)"
     return None
 
 
