@@ -95,10 +95,10 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
-def choice(name: str, value: Any, known: Collection[str]) -> None:
-    """ValueError unless it is one of these words."""
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name} must be one of {list(known)}, got {value!r}")
+def choice(name: str, value: Any, known: Collection[str | None]) -> None:
+    """ValueError unless it is one of these words, or of None among them."""
+    if not (value is None or isinstance(value, str)) or value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def boolean(name: str, value: Any) -> bool:

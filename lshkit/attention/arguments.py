@@ -1,7 +1,6 @@
 """Arguments of the functions and classes of attention: checks and conversions."""
 
 import numbers
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -75,11 +74,6 @@ def resolve_causal_offset(
     if causal_offset is not None:
         return checks.integer("causal_offset", causal_offset, -(2**31), 2**31 - 1)
     return key.shape[-2] - query.shape[-2] if is_causal else 0
-
-
-def check_choice(name: str, value: Any, choices: Collection[str | None]) -> None:
-    if not (value is None or isinstance(value, str)) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_dense(name: str, x: Tensor) -> None:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lshkit import checks, hash_functions, torch_ops
 from lshkit.attention.arguments import (
-    check_choice,
     check_cpu,
     check_softmax_arguments,
     check_tensors,
@@ -145,8 +144,8 @@ def lsh_attention(
     """
     n_bits = checks.integer("n_bits", n_bits, 1, 16)
     n_hashes = checks.integer("n_hashes", n_hashes, 1, hash_functions.MAX_HASHES)
-    check_choice("hasher", hasher, torch_ops.FAMILY)
-    check_choice("weighting", weighting, torch_ops.WEIGHTING)
+    checks.choice("hasher", hasher, torch_ops.FAMILY)
+    checks.choice("weighting", weighting, torch_ops.WEIGHTING)
     is_causal = checks.boolean("is_causal", is_causal)
     check_softmax_arguments("lsh_attention", dropout_p)
     center = checks.boolean("center", center)

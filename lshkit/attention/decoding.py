@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lshkit import _C, torch_ops
+from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
-from lshkit.attention.arguments import CPU, DTYPES, check_choice, seed_tensor
+from lshkit.attention.arguments import CPU, DTYPES, seed_tensor
 from lshkit.attention.convolution import checked_convolutions
 from lshkit.attention.estimators import BucketSums, Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
@@ -102,7 +102,7 @@ class YosoState:
         self.estimator = estimator.for_decoding()
         parameters = {} if parameters is None else parameters
         check_parameters(parameters, estimator)
-        check_choice("normalize", normalize, torch_ops.NORMALIZE)
+        checks.choice("normalize", normalize, torch_ops.NORMALIZE)
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         if table_dtype not in TABLE_DTYPES:

@@ -12,7 +12,6 @@ from lshkit.attention.across_ranks import (
     check_values,
 )
 from lshkit.attention.arguments import (
-    check_choice,
     check_device,
     check_seed,
     check_softmax_arguments,
@@ -158,7 +157,7 @@ def _checked_call(
     causal_offset: int | None,
 ) -> tuple[Estimator, Call]:
     estimator = estimator_of(estimator)
-    check_choice("normalize", normalize, torch_ops.NORMALIZE)
+    checks.choice("normalize", normalize, torch_ops.NORMALIZE)
     is_causal = checks.boolean("is_causal", is_causal)
     check_softmax_arguments("yoso_attention", dropout_p, scale)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)

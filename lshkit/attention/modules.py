@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lshkit import checks, torch_ops
 from lshkit.attention.across_ranks import AcrossRanks, check_context_parallel
-from lshkit.attention.arguments import check_choice, seed_tensor
+from lshkit.attention.arguments import seed_tensor
 from lshkit.attention.convolution import (
     checked_convolutions,
     convolve_inputs,
@@ -154,7 +154,7 @@ class YosoAttention(nn.Module):
         elif n_hashes_eval is not None:
             checks.integer("n_hashes_eval", n_hashes_eval, 1, MAX_HASHES)
         self.eval_estimator = self.estimator.for_inference(n_hashes_eval)
-        check_choice("normalize", normalize, torch_ops.NORMALIZE)
+        checks.choice("normalize", normalize, torch_ops.NORMALIZE)
         self.normalize = normalize
         self.conv_window, self.short_conv = checked_convolutions(conv_window, short_conv)
         self.kdim = self.embed_dim if kdim is None else checks.integer("kdim", kdim, 1)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from lshkit import checks
-from lshkit.attention.arguments import check_choice
 from lshkit.attention.call import Call
 from lshkit.attention.parameters import one_or_each_head
 from lshkit.attention.unit_norm import AUTO, lift
@@ -48,7 +47,7 @@ class Estimator:  # no ABC: `isinstance` of one costs every call 15 us where cac
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_choice("unit_norm", self.unit_norm, UNIT_NORMS)
+        checks.choice("unit_norm", self.unit_norm, UNIT_NORMS)
         scale, wanted = self.lift_scale, "a number > 0 or 'auto' (a tensor goes into parameters)"
         if isinstance(scale, str):
             if scale != AUTO:
@@ -100,7 +99,7 @@ class Estimator:  # no ABC: `isinstance` of one costs every call 15 us where cac
             raise TypeError(f"options must be a dict, got {type(options).__name__}")
         options = dict(options)
         name = options.pop("estimator", "sampled")
-        check_choice("estimator", name, ESTIMATORS)
+        checks.choice("estimator", name, ESTIMATORS)
         kind = ESTIMATORS[name]
         for option in options:
             if option not in OPTIONS[name]:

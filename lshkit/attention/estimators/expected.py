@@ -6,7 +6,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from lshkit import checks
-from lshkit.attention.arguments import check_choice
 from lshkit.attention.call import Call, expected_attention
 from lshkit.attention.estimators.base import Estimator
 from lshkit.attention.estimators.hashed import DEFAULT_BITS
@@ -34,7 +33,7 @@ class Expected(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("gradient", self.gradient, ("exact", "lower_bound"))
+        checks.choice("gradient", self.gradient, ("exact", "lower_bound"))
         self._set(n_bits=checks.integer("n_bits", self.n_bits, 1, 16))
 
     @property

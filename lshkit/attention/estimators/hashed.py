@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_choice, seed_tensor
+from lshkit.attention.arguments import seed_tensor
 from lshkit.attention.call import Call
 from lshkit.attention.estimators.base import Estimator
 from lshkit.attention.parameters import plane_rows
@@ -52,7 +52,7 @@ class Hashed(Estimator):
         elif self.n_bits is None:
             self._set(n_bits=self.least_bits)
         super().__post_init__()
-        check_choice("hasher", self.hasher, torch_ops.FAMILY)
+        checks.choice("hasher", self.hasher, torch_ops.FAMILY)
         self._set(
             n_bits=checks.integer("n_bits", self.n_bits, 1, 16),
             n_hashes=checks.integer("n_hashes", self.n_hashes, 1, MAX_HASHES),

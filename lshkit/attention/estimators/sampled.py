@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_choice, seed_tensor
+from lshkit.attention.arguments import seed_tensor
 from lshkit.attention.call import Call, aligned, expected_attention, exporting, without_first
 from lshkit.attention.estimators.base import Estimator
 from lshkit.attention.estimators.expected import Expected
@@ -65,8 +65,8 @@ class Sampled(BucketSums):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
-        check_choice("expectation", self.expectation, EXPECTATION)
+        checks.choice("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
+        checks.choice("expectation", self.expectation, EXPECTATION)
         if self.gradient_hashes is not None:
             count = checks.integer("gradient_hashes", self.gradient_hashes, 1, self.n_hashes)
             self._set(gradient_hashes=count)

@@ -10,7 +10,6 @@ from torch import nn
 
 from lshkit import checks, torch_ops
 from lshkit.attention import bert_lsh_attention, lsh_attention
-from lshkit.attention.arguments import check_choice
 from lshkit.attention.estimators import ESTIMATORS, OPTIONS, Colliding, Estimator, Sampled
 from lshkit.hash_functions import MAX_HASHES
 
@@ -44,7 +43,7 @@ class Yoso:
             options |= given
         before = self.defaults() if registered is None else registered
         name = options.get("estimator", before["estimator"])
-        check_choice(f"estimator of {where}", name, ESTIMATORS)
+        checks.choice(f"estimator of {where}", name, ESTIMATORS)
         if name != before["estimator"]:
             before = {key: before[key] for key in self.own}
         for one, other in (("n_bits", "max_length"), ("max_length", "n_bits")):
@@ -58,7 +57,7 @@ class Yoso:
         """The options as `yoso_attention` takes them."""
         options = dict(options)
         call = {"seed": _seed(options), "normalize": options.pop("normalize")}
-        check_choice("normalize", call["normalize"], torch_ops.NORMALIZE)
+        checks.choice("normalize", call["normalize"], torch_ops.NORMALIZE)
         n_hashes = options.pop("n_hashes_eval")
         if n_hashes is not None:
             checks.integer("n_hashes_eval", n_hashes, 1, MAX_HASHES)

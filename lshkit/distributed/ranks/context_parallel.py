@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lshkit import checks
 from lshkit.attention.across_ranks import AcrossRanks, T, check_values
-from lshkit.attention.arguments import check_choice, seed_tensor
+from lshkit.attention.arguments import seed_tensor
 from lshkit.attention.call import Call, mean_lengths
 from lshkit.attention.estimators import BucketSums, Estimator
 from lshkit.distributed.ranks import choice
@@ -104,8 +104,8 @@ class ContextParallel(AcrossRanks):
         exchange: str = "auto",
         cu_seqlens: Tensor | None = None,
     ) -> None:
-        check_choice("layout", layout, LAYOUTS)
-        check_choice("exchange", exchange, EXCHANGES)
+        checks.choice("layout", layout, LAYOUTS)
+        checks.choice("exchange", exchange, EXCHANGES)
         self.group = group_of(group_or_mesh)
         self.layout, self.exchange = layout, exchange
         self.cu_seqlens = None if cu_seqlens is None else sequence_starts(cu_seqlens)

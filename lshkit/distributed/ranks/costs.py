@@ -88,8 +88,7 @@ def exchange_costs(
         raise ValueError(f"key_heads must divide heads={heads}, got {key_heads}")
     is_causal = checks.boolean("is_causal", is_causal)
     itemsize = checks.integer("itemsize", itemsize, 1)
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+    checks.choice("layout", layout, LAYOUTS)
     where = Rows(even_lengths(ranks, n_rows, layout), layout)
     slots = len(where.chunks[0]) if is_causal else 1
     wanted = keys_sent(where, where, None, is_causal, 0)
