@@ -70,8 +70,7 @@ struct BlockScratch {
     query_probes = arena.take<char>(queries * p.code_bytes());
     query_weights = arena.take<float>(queries);
     hash = arena.take<char>(soft ? kernels().soft_hash_scratch(soft_rows(p))
-                                 : kHashTile * (2 * f.columns + f.n_hashes + kHashPadding) *
-                                       index_t(sizeof(float)));
+                                 : hash_scratch(f.columns, f.n_hashes) * index_t(sizeof(float)));
     bytes = arena.used();
   }
   static index_t row_bytes(const Plan& p) {

@@ -91,7 +91,7 @@ bool hash(const HashFunctions& functions, const PackedPlanes& planes, Input<floa
   const index_t tasks_per_head = (rows + kRows - 1) / kRows;
   const int code_bytes = hash_code_bytes(functions.n_bits);
   const bool two_words = code_bytes == 8;
-  index_t scratch = kHashTile * (2 * columns + n_hashes + kHashPadding);
+  index_t scratch = hash_scratch(columns, n_hashes);
   if (fast)  // with the signs for 16 rows of codes at a time or more
     scratch =
         kHashTile * (4 * columns + n_hashes) + (n_hashes + 15) / 16 * functions.n_bits * columns;

@@ -19,12 +19,6 @@ namespace {
 constexpr int L = kLanes<std::int16_t>;
 using S = Vec<std::int16_t>;
 
-LSHKIT_INLINE void rotate_plane(F& a, F& b, float c, float s) {
-  const F turned = c * a - s * b;
-  b = s * a + c * b;
-  a = turned;
-}
-
 LSHKIT_INLINE F absolute(F v) { return (F)((I)v & 0x7fffffff); }
 
 // As load_tile, of the next 2 W features of rows of 16 bits: two in a lane are transposed together.

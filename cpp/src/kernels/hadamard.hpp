@@ -23,27 +23,22 @@ LSHKIT_INLINE void butterfly(V* v) {
     }
 }
 
-// One radix-R pass at a stride. Terms: of from[i], or with signs of the sum of signs[j] * from[j]
-// over so many j = i, i + columns ..
-template <int R, int Terms = 0>
-LSHKIT_INLINE void pass(const float* from, float* to, index_t columns, index_t stride,
-                        const float* signs) {
+// One radix-R pass at a stride, of element(0) ... element(columns - 1).
+template <int R, class Element>
+LSHKIT_INLINE void pass_of(const Element& element, float* to, index_t columns, index_t stride) {
   for (index_t base = 0; base < columns; base += R * stride)
     for (index_t i = base; i < base + stride; ++i) {
       F v[R];
       LSHKIT_UNROLL
-      for (int k = 0; k < R; ++k) {
-        const index_t at = i + k * stride;
-        v[k] = load(from + at * W);
-        if (Terms) v[k] *= signs[at];
-        LSHKIT_UNROLL
-        for (int t = 1; t < Terms; ++t)
-          v[k] += load(from + (at + t * columns) * W) * signs[at + t * columns];
-      }
+      for (int k = 0; k < R; ++k) v[k] = element(i + k * stride);
       butterfly<R>(v);
       LSHKIT_UNROLL
       for (int k = 0; k < R; ++k) store(to + (i + k * stride) * W, v[k]);
     }
+}
+template <int R>
+LSHKIT_INLINE void pass(float* x, index_t columns, index_t stride) {
+  pass_of<R>([=](index_t i) LSHKIT_ALWAYS_INLINE { return load(x + i * W); }, x, columns, stride);
 }
 
 // The radix at a stride: 8, and what is left of `columns` at the last.
@@ -74,26 +69,22 @@ LSHKIT_INLINE void last_pass(const float* from, index_t stride, index_t used, co
   return last_pass_of<R, R>(from, stride, used, take);
 }
 
-// Rotates the planes (x_i, x_{i + D/2}); parameters: D/2 cosines, then D/2 sines.
-LSHKIT_INLINE void rotate_planes(float* x, index_t columns, const float* parameters) {
-  const index_t half = columns / 2;
-  for (index_t i = 0; i < half; ++i) {
-    const float c = parameters[i], s = parameters[half + i];
-    const F a = load(x + i * W), b = load(x + (half + i) * W);
-    store(x + i * W, c * a - s * b);
-    store(x + (half + i) * W, s * a + c * b);
-  }
+// The plane (a, b) turned by an angle, of which c and s are cosine and sine.
+LSHKIT_INLINE void rotate_plane(F& a, F& b, float c, float s) {
+  const F turned = c * a - s * b;
+  b = s * a + c * b;
+  a = turned;
 }
 
 LSHKIT_INLINE void transform(float* x, index_t columns, index_t top) {
-  for (index_t stride = 1; stride < top; stride *= 8) pass<8>(x, x, columns, stride, nullptr);
+  for (index_t stride = 1; stride < top; stride *= 8) pass<8>(x, columns, stride);
   switch (radix(columns, top)) {
     case 8:
-      return pass<8>(x, x, columns, top, nullptr);
+      return pass<8>(x, columns, top);
     case 4:
-      return pass<4>(x, x, columns, top, nullptr);
+      return pass<4>(x, columns, top);
     default:
-      return pass<2>(x, x, columns, top, nullptr);
+      return pass<2>(x, columns, top);
   }
 }
 
@@ -104,14 +95,73 @@ LSHKIT_INLINE index_t top_stride(index_t columns) {
   return top;
 }
 
-// z = G2 H G1 H G0 x, in its place.
-LSHKIT_INLINE void shared_first_stage(float* z, index_t columns, const float* parameters) {
+// The plane rotations stand between transforms: of (x_i, x_{i + D/2}), by D/2 cosines and then D/2
+// sines. The first pass of a transform, after one:
+LSHKIT_INLINE void planes_and_pass(float* x, index_t columns, const float* angles) {
+  const index_t half = columns / 2;
+  for (index_t first = 0; first < half; first += 8) {
+    F v[8], w[8];
+    LSHKIT_UNROLL
+    for (int k = 0; k < 8; ++k) {
+      v[k] = load(x + (first + k) * W);
+      w[k] = load(x + (half + first + k) * W);
+      rotate_plane(v[k], w[k], angles[first + k], angles[half + first + k]);
+    }
+    butterfly<8>(v);
+    butterfly<8>(w);
+    LSHKIT_UNROLL
+    for (int k = 0; k < 8; ++k) {
+      store(x + (first + k) * W, v[k]);
+      store(x + (half + first + k) * W, w[k]);
+    }
+  }
+}
+// The last one, of R = columns / top elements, and the rotation after it: take(i, x_i, x_{i +
+// D/2}).
+template <int R, class Take>
+LSHKIT_INLINE void pass_and_planes(const float* x, index_t top, const float* angles,
+                                   const Take& take) {
+  for (index_t i = 0; i < top; ++i) {
+    F v[R];
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) v[k] = load(x + (i + k * top) * W);
+    butterfly<R>(v);
+    LSHKIT_UNROLL
+    for (int k = 0; k < R / 2; ++k) {
+      const index_t at = i + k * top;
+      rotate_plane(v[k], v[k + R / 2], angles[at], angles[at + R / 2 * top]);
+      take(at, v[k], v[k + R / 2]);
+    }
+  }
+}
+// What a first pass leaves of a transform, and the rotation after it.
+template <class Take>
+LSHKIT_INLINE void passes_and_planes(float* x, index_t columns, const float* angles,
+                                     const Take& take) {
   const index_t top = top_stride(columns);
-  rotate_planes(z, columns, parameters);
-  transform(z, columns, top);
-  rotate_planes(z, columns, parameters + columns);
-  transform(z, columns, top);
-  rotate_planes(z, columns, parameters + 2 * columns);
+  for (index_t stride = 8; stride < top; stride *= 8) pass<8>(x, columns, stride);
+  switch (radix(columns, top)) {
+    case 8:
+      return pass_and_planes<8>(x, top, angles, take);
+    case 4:
+      return pass_and_planes<4>(x, top, angles, take);
+    default:
+      return pass_and_planes<2>(x, top, angles, take);
+  }
+}
+
+// G2 H G1 H G0 x, of which take gets element i and i + columns / 2 at a time; x is overwritten.
+template <class Take>
+LSHKIT_INLINE void shared_first_stage(float* x, index_t columns, const float* parameters,
+                                      const Take& take) {
+  planes_and_pass(x, columns, parameters);
+  passes_and_planes(x, columns, parameters + columns,
+                    [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
+                      store(x + i * W, a);
+                      store(x + (i + columns / 2) * W, b);
+                    });
+  pass<8>(x, columns, 1);
+  passes_and_planes(x, columns, parameters + 2 * columns, take);
 }
 
 // Whether the rows of H that are used repeat after half of its columns.
@@ -119,14 +169,13 @@ LSHKIT_INLINE bool in_halves(index_t columns, index_t used) {
   return 2 * used <= columns && columns >= 32;
 }
 
-// The first `used` of `rows` rows of H S z: take(row, projections). These rows of H repeat after
-// `rows` columns, so that a transform of the sums of z's Terms parts is left.
-template <int Terms, class Take>
-LSHKIT_INLINE void rotate_sums(const float* z, float* work, index_t rows, const float* signs,
-                               index_t used, const Take& take) {
+// The first `used` rows of H v, v of `rows` elements: take(row, projections).
+template <class Element, class Take>
+LSHKIT_INLINE void transform_of(const Element& element, float* work, index_t rows, index_t used,
+                                const Take& take) {
   const index_t top = top_stride(rows);
-  pass<8, Terms>(z, work, rows, 1, signs);
-  for (index_t stride = 8; stride < top; stride *= 8) pass<8>(work, work, rows, stride, nullptr);
+  pass_of<8>(element, work, rows, 1);
+  for (index_t stride = 8; stride < top; stride *= 8) pass<8>(work, rows, stride);
   switch (radix(rows, top)) {
     case 8:
       return last_pass<8>(work, top, used, take);
@@ -136,14 +185,120 @@ LSHKIT_INLINE void rotate_sums(const float* z, float* work, index_t rows, const 
       return last_pass<2>(work, top, used, take);
   }
 }
-// H S z for the signs S of a rotation: take(row, projections) for the first `used` rows. work: as
-// large as z.
-template <class Take>
-LSHKIT_INLINE void rotate(const float* z, float* work, index_t columns, const float* signs,
-                          index_t used, const Take& take) {
-  if (in_halves(columns, used)) return rotate_sums<2>(z, work, columns / 2, signs, used, take);
-  rotate_sums<1>(z, work, columns, signs, used, take);
+#if defined(LSHKIT_ISA_AVX512)
+// All of 32 rows, which stay in registers. Half of the sums are products with 1 or -1 as well: as
+// many additions alone would leave half of the arithmetic units idle.
+template <int R>
+LSHKIT_INLINE void balanced_butterfly(F* v, F minus) {
+  LSHKIT_UNROLL
+  for (int half = R / 2; half >= 1; half /= 2) LSHKIT_UNROLL
+  for (int i = 0; i < R; ++i)
+    if (!(i & half)) {
+      const F a = v[i], b = v[i + half];
+      v[i] = a + b;
+      v[i + half] = b * minus + a;
+    }
 }
+template <class Element, class Take>
+LSHKIT_INLINE void transform_32(const Element& element, const Take& take) {
+  F v[32], minus = broadcast(-1.0f);
+  __asm__("" : "+v"(minus));  // or the compiler subtracts
+  LSHKIT_UNROLL
+  for (int first = 0; first < 32; first += 8) {
+    LSHKIT_UNROLL
+    for (int i = first; i < first + 8; ++i) v[i] = element(i);
+    balanced_butterfly<8>(v + first, minus);
+  }
+  LSHKIT_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    F last[4] = {v[i], v[i + 8], v[i + 16], v[i + 24]};
+    balanced_butterfly<4>(last, minus);
+    LSHKIT_UNROLL
+    for (int k = 0; k < 4; ++k) take(i + 8 * k, last[k]);
+  }
+}
+#endif
+
+// The rotations H S z of all groups of hashes. Where the last group uses half of H's rows or fewer,
+// these repeat after half of the columns: its elements are sums of two of z's, and which signs
+// these have is a matter of where they are read.
+template <int Columns>  // 0: not known at compile time
+class Rotations {
+ public:
+  Rotations(Cut& cut, index_t columns, index_t n_hashes, int n_bits)
+      : given_columns_(columns),
+        n_hashes_(n_hashes),
+        last_((n_hashes - 1) / columns),
+        n_bits_(n_bits),
+        halves_(in_halves(columns, used(last_))),
+        work_(cut.take<float>(columns * W)),
+        sums_(cut.take<float>(halves_ ? 2 * columns * W : 0)),
+        places_(cut.take<std::int32_t>(halves_ ? n_bits * columns / 2 : 0)) {}
+
+  index_t used(index_t group) const { return smaller(columns(), n_hashes_ - group * columns()); }
+  // The signs of n_bits rotations a group, `stride` rotations from one group to the next.
+  void set_signs(const float* signs, index_t stride) {
+    signs_ = signs;
+    stride_ = stride;
+    const index_t half = columns() / 2;
+    for (index_t b = 0; halves_ && b < n_bits_; ++b) {
+      const float* of = signs_of(last_, b);
+      std::int32_t* to = places_ + b * half;
+      for (index_t i = 0; i < half; ++i)
+        to[i] = std::int32_t(W * (i + (of[i] < 0 ? half : 0) + (of[i] != of[i + half]) * 2 * half));
+    }
+  }
+  // From a tile x to z, in its place where z is read.
+  void set_tile(float* x, const float* parameters) {
+    z_ = x;
+    float* const sums = sums_;
+    const index_t half = columns() / 2, size = half * W;
+    const auto add = [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
+      float* to = sums + i * W;
+      store(to, a + b);
+      store(to + size, -a - b);
+      store(to + 2 * size, a - b);
+      store(to + 3 * size, b - a);
+    };
+    if (halves_ && last_ == 0) return shared_first_stage(x, columns(), parameters, add);
+    shared_first_stage(x, columns(), parameters, [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
+      store(x + i * W, a);
+      store(x + i * W + size, b);
+    });
+    for (index_t i = 0; halves_ && i < half; ++i) add(i, load(x + i * W), load(x + i * W + size));
+  }
+  // take(row, projections) for the rows of a group that are used.
+  template <class Take>
+  LSHKIT_INLINE void rotate(index_t group, index_t bit, const Take& take) const {
+    if (halves_ && group == last_) {
+      const index_t half = columns() / 2;
+      const float* sums = sums_;
+      const std::int32_t* places = places_ + bit * half;
+      const auto sum = [=](index_t i) LSHKIT_ALWAYS_INLINE { return load(sums + places[i]); };
+#if defined(LSHKIT_ISA_AVX512)
+      if (half == 32 && used(group) == 32) return transform_32(sum, take);
+#endif
+      return transform_of(sum, work_, half, used(group), take);
+    }
+    const float *z = z_, *signs = signs_of(group, bit);
+    const auto term = [=](index_t i) LSHKIT_ALWAYS_INLINE { return load(z + i * W) * signs[i]; };
+    transform_of(term, work_, columns(), used(group), take);
+  }
+
+ private:
+  index_t columns() const { return Columns ? Columns : given_columns_; }
+  const float* signs_of(index_t group, index_t bit) const {
+    return signs_ + (group * stride_ + bit) * columns();
+  }
+
+  index_t given_columns_, n_hashes_, last_;
+  int n_bits_;
+  bool halves_;
+  float *work_, *sums_;
+  std::int32_t* places_;
+  const float *signs_ = nullptr, *z_ = nullptr;
+  index_t stride_ = 0;
+};
 
 }  // namespace
 }  // namespace LSHKIT_ISA

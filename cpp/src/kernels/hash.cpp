@@ -26,9 +26,11 @@ void store_tile(const HashRows& h, const std::int32_t* bits, index_t token, inde
 template <int Columns>
 bool hadamard(const HashRows& h) {
   const index_t columns = Columns ? Columns : h.columns;
-  float* z = h.scratch;           // (columns, W): the tile after the shared first stage
-  float* work = z + columns * W;  // (columns, W)
-  std::int32_t* bits = reinterpret_cast<std::int32_t*>(work + columns * W);  // (n_hashes, W)
+  Cut cut{h.scratch};
+  float* z = cut.take<float>(columns * W);  // the tile after the shared first stage
+  std::int32_t* bits = cut.take<std::int32_t>(padded_hashes(h.n_hashes) * W);
+  Rotations<Columns> rotations(cut, columns, h.n_hashes, h.n_bits);
+  rotations.set_signs(h.parameters + (3 + h.first_bit) * columns, h.bits());
   std::memset(bits + h.n_hashes * W, 0,
               sizeof(*bits) * (padded_hashes(h.n_hashes) - h.n_hashes) * W);
   bool finite = true;
@@ -50,21 +52,17 @@ bool hadamard(const HashRows& h) {
     for (int t = 0; t < W; ++t)
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
 
-    shared_first_stage(z, columns, h.parameters);
-
-    for (index_t group = 0; group * columns < h.n_hashes; ++group) {
-      const index_t used = smaller(columns, h.n_hashes - group * columns);
+    rotations.set_tile(z, h.parameters);
+    for (index_t group = 0; group * columns < h.n_hashes; ++group)
       for (int b = 0; b < h.n_bits; ++b) {
-        const float* signs = h.parameters + (3 + group * h.bits() + h.first_bit + b) * columns;
         const I one = broadcast(std::int32_t(1u << b));
         std::int32_t* codes = bits + group * columns * W;
-        rotate(z, work, columns, signs, used, [=](index_t row, F v) LSHKIT_ALWAYS_INLINE {
+        rotations.rotate(group, b, [=](index_t row, F v) LSHKIT_ALWAYS_INLINE {
           std::int32_t* code = codes + row * W;
           const I set = (v > F{}) & one;
           store(code, b == 0 ? set : load(code) | set);
         });
       }
-    }
     store_tile(h, bits, token, count);
   }
   return finite;

@@ -14,6 +14,7 @@
 #define LSHKIT_INLINE inline __attribute__((always_inline))
 #define LSHKIT_ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
 #define LSHKIT_UNROLL _Pragma("GCC unroll 16")
+#define LSHKIT_NO_UNROLL _Pragma("GCC unroll 1")
 // Of a loop over hashes, which takes a register or some of a table row of each.
 #if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
 #define LSHKIT_UNROLL_HASHES _Pragma("GCC unroll 8")
@@ -24,6 +25,7 @@
 #define LSHKIT_INLINE inline
 #define LSHKIT_ALWAYS_INLINE
 #define LSHKIT_UNROLL
+#define LSHKIT_NO_UNROLL
 #define LSHKIT_UNROLL_HASHES
 #endif
 

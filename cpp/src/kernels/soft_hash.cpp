@@ -35,6 +35,11 @@ struct Selection {
 LSHKIT_INLINE I minimum(I a, I b) { return a < b ? a : b; }
 LSHKIT_INLINE I maximum(I a, I b) { return a < b ? b : a; }
 
+// Broadcast from memory, which is part of the operation that takes them.
+constexpr std::int32_t kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr std::int32_t kPowers[16] = {1,   2,   4,    8,    16,   32,   64,    128,
+                                      256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+
 // Of the hashes 0 .. hashes - 1, whose projection b is at hash * hash_stride + b * bit_stride.
 // Selected >= 0: known at compile time.
 template <int Selected>
@@ -43,20 +48,20 @@ void select(const float* projections, index_t hash_stride, index_t bit_stride, i
   constexpr int kMost = Selected >= 0 ? Selected : 16;
   const int r = Selected >= 0 ? Selected : n_selected;
   const I none = broadcast<std::int32_t>(0x7fffffff);
-  const I first = broadcast<std::int32_t>(n_bits - 1);
   for (index_t i = 0; i < hashes; ++i) {
     I code = {}, margin[kMost + 1];
     LSHKIT_UNROLL
     for (int k = 0; k < r; ++k) margin[k] = none;
-    const float* z = projections + (i * hash_stride + n_bits * bit_stride) * W;
-    I bit = first;  // a register of it, from the last bit on: nothing is broadcast in the loop
-    for (int b = 0; b < n_bits; ++b, bit -= 1) {
-      const F v = load(z -= bit_stride * W);
-      code += code - (v > F{});  // true is -1
+    const float* z = projections + i * hash_stride * W;
+    LSHKIT_NO_UNROLL
+    for (int b = 0; b < n_bits; ++b, z += bit_stride * W) {
+      const F v = load(z);
+      const I set = code | broadcast(kPowers[b]);
+      code = v > F{} ? set : code;
       if (r == 0) continue;
       I own;
       std::memcpy(&own, &v, sizeof(own));
-      own = (own & (0x7fffffff & ~kBitOfWord)) | bit;
+      own = (own & (0x7fffffff & ~kBitOfWord)) | broadcast(kNumbers[b]);
       LSHKIT_UNROLL
       for (int k = 0; k < r; ++k) {
         const I smallest = minimum(margin[k], own);
@@ -106,11 +111,12 @@ LSHKIT_INLINE void load_unit_tile(const SoftHashRows& h, index_t token, index_t 
   for (int t = 0; t < W; ++t) inverse[t] = h.inverse_norm[token + (t < count ? t : count - 1)];
   F norm = load(inverse);
   const bool scaled = any_lane(~((norm > 0x1p-50f) & (norm < 0x1p50f)));
+  const F factor = norm * scale;
   for (index_t first = 0; first < h.n_features; first += W) {
     F r[W];
     load_tile(h, token, count, first, r);
     LSHKIT_UNROLL
-    for (int i = 0; i < W; ++i) store(x + (first + i) * W, scaled ? r[i] : r[i] * norm * scale);
+    for (int i = 0; i < W; ++i) store(x + (first + i) * W, scaled ? r[i] : r[i] * factor);
   }
   const index_t size = round_up(h.n_features, W);
   if (scaled) {
@@ -120,41 +126,43 @@ LSHKIT_INLINE void load_unit_tile(const SoftHashRows& h, index_t token, index_t 
   for (index_t i = size; i < columns; ++i) store(x + i * W, F{});
 }
 
+template <int Columns>
 struct HadamardTile {
-  float *z, *work;     // (columns, W)
+  float* z;            // (columns, W)
   float* projections;  // (n_bits, hashes, W)
   Selection selection;
+  Rotations<Columns> rotations;
+  index_t bytes;
 
   HadamardTile(Cut cut, const SoftHashRows& h) : HadamardTile(&cut, h) { bytes = cut.used; }
-  index_t bytes;
 
  private:
   HadamardTile(Cut* cut, const SoftHashRows& h)
       : z(cut->take<float>(h.columns * W)),
-        work(cut->take<float>(h.columns * W)),
         projections(cut->take<float>(h.n_bits * smaller(h.columns, h.n_hashes) * W)),
-        selection(*cut, smaller(h.columns, h.n_hashes), h.n_selected) {}
+        selection(*cut, smaller(h.columns, h.n_hashes), h.n_selected),
+        rotations(*cut, h.columns, h.n_hashes, h.n_bits) {}
 };
 
 template <int Columns>
 void soft_hadamard(const SoftHashRows& h) {
   const index_t columns = Columns ? Columns : h.columns;
-  const HadamardTile tile(Cut{h.scratch}, h);
+  HadamardTile<Columns> tile(Cut{h.scratch}, h);
   float* z = tile.z;
+  tile.rotations.set_signs(h.parameters + 3 * columns, h.n_bits);
   for (index_t token = 0; token < h.rows; token += W) {
     const index_t count = smaller(W, h.rows - token);
     // Scaled to unit variance here, where 1 / D is exact: three transforms of length D^(1/2).
     load_unit_tile(h, token, count, columns, 1.0f / float(columns), z);
     for (int t = 0; t < W; ++t)
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
-    shared_first_stage(z, columns, h.parameters);
+    tile.rotations.set_tile(z, h.parameters);
     for (index_t group = 0; group * columns < h.n_hashes; ++group) {
       const index_t used = smaller(columns, h.n_hashes - group * columns);
       for (int b = 0; b < h.n_bits; ++b) {
-        const float* signs = h.parameters + (3 + group * h.n_bits + b) * columns;
         float* to = tile.projections + b * used * W;
-        rotate(z, tile.work, columns, signs, used,
-               [=](index_t row, F v) LSHKIT_ALWAYS_INLINE { store(to + row * W, v); });
+        tile.rotations.rotate(
+            group, b, [=](index_t row, F v) LSHKIT_ALWAYS_INLINE { store(to + row * W, v); });
       }
       select_any(tile.projections, 1, used, used, h.n_bits, h.n_selected, tile.selection);
       tile.selection.store(h, group * columns, used, token, count);
@@ -227,7 +235,7 @@ void soft_hyperplane(const SoftHashRows& h) {
 }  // namespace
 
 index_t soft_hash_scratch(const SoftHashRows& h) {
-  return h.family == Family::hadamard ? HadamardTile(Cut{nullptr}, h).bytes
+  return h.family == Family::hadamard ? HadamardTile<0>(Cut{nullptr}, h).bytes
                                       : HyperplaneTiles(Cut{nullptr}, h).bytes;
 }
 

@@ -89,8 +89,7 @@ LSHKIT_INLINE void add_repeated_back(float* sum, float* work, index_t rows, cons
     default:
       first_pass<2>(work, top, used, row);
   }
-  for (index_t stride = top / 8; stride > 1; stride /= 8)
-    pass<8>(work, work, rows, stride, nullptr);
+  for (index_t stride = top / 8; stride > 1; stride /= 8) pass<8>(work, rows, stride);
   for (index_t base = 0; base < rows; base += 8) {
     F v[8];
     LSHKIT_UNROLL

@@ -28,9 +28,9 @@ LSHKIT_INLINE void load_tile(const HashRows& h, index_t token, index_t count, in
 constexpr float kSmallSquare = 0x1p-110f, kLargeSquare = 0x1p110f;
 
 LSHKIT_INLINE bool any_lane(I v) {
-  std::int32_t any = 0;
-  LSHKIT_UNROLL
-  for (int i = 0; i < W; ++i) any |= v[i];
+  std::uint64_t words[kVectorBytes / 8], any = 0;
+  std::memcpy(words, &v, sizeof(words));
+  for (const std::uint64_t word : words) any |= word;
   return any != 0;
 }
 

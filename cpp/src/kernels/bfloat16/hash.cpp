@@ -345,20 +345,19 @@ void pack_rotations(const HashTiles& h) {
   std::memset(p.high, 0, sizeof(Word) * p.tiles * p.depth * kTileSize);
   Cut cut{h.scratch};
   float* const z = cut.take<float>(columns * W);
-  float* const work = cut.take<float>(columns * W);
+  Rotations<0> rotations(cut, columns, h.n_hashes, h.n_bits);
+  rotations.set_signs(h.parameters + 3 * columns, h.n_bits);
   // W unit vectors at a time, in lanes: a projection of them has as many elements of its normal.
   for (index_t first = 0; first < h.n_features; first += W) {
     std::memset(z, 0, sizeof(float) * columns * W);
     for (index_t i = first; i < smaller(first + W, h.n_features); ++i) z[i * W + i - first] = 1;
-    shared_first_stage(z, columns, h.parameters);
+    rotations.set_tile(z, h.parameters);
     for (index_t group = 0; group * columns < h.n_hashes; ++group)
       for (int bit = 0; bit < h.n_bits; ++bit)
-        rotate(z, work, columns, h.parameters + (3 + group * h.n_bits + bit) * columns,
-               smaller(columns, h.n_hashes - group * columns),
-               [&](index_t row, F v) LSHKIT_ALWAYS_INLINE {
-                 const index_t plane = (group * columns + row) * p.bits + bit;
-                 store_half(row_of_a(p.high, p.depth, plane, first), to_bfloat16(v));
-               });
+        rotations.rotate(group, bit, [&](index_t row, F v) LSHKIT_ALWAYS_INLINE {
+          const index_t plane = (group * columns + row) * p.bits + bit;
+          store_half(row_of_a(p.high, p.depth, plane, first), to_bfloat16(v));
+        });
   }
   transpose_tiles(p.high, p.tiles * p.depth);
 }
