@@ -69,23 +69,12 @@ LSHKIT_INLINE void last_pass(const float* from, index_t stride, index_t used, co
   return last_pass_of<R, R>(from, stride, used, take);
 }
 
-// The plane (a, b) turned by an angle, of which c and s are cosine and sine.
+// The plane (a, b) turned by an angle, of which c and s are cosine and sine, or back.
+template <bool Back = false>
 LSHKIT_INLINE void rotate_plane(F& a, F& b, float c, float s) {
-  const F turned = c * a - s * b;
-  b = s * a + c * b;
+  const F turned = Back ? c * a + s * b : c * a - s * b;
+  b = Back ? c * b - s * a : s * a + c * b;
   a = turned;
-}
-
-LSHKIT_INLINE void transform(float* x, index_t columns, index_t top) {
-  for (index_t stride = 1; stride < top; stride *= 8) pass<8>(x, columns, stride);
-  switch (radix(columns, top)) {
-    case 8:
-      return pass<8>(x, columns, top);
-    case 4:
-      return pass<4>(x, columns, top);
-    default:
-      return pass<2>(x, columns, top);
-  }
 }
 
 // The largest stride of a transform's passes.
@@ -97,6 +86,7 @@ LSHKIT_INLINE index_t top_stride(index_t columns) {
 
 // The plane rotations stand between transforms: of (x_i, x_{i + D/2}), by D/2 cosines and then D/2
 // sines. The first pass of a transform, after one:
+template <bool Back>
 LSHKIT_INLINE void planes_and_pass(float* x, index_t columns, const float* angles) {
   const index_t half = columns / 2;
   for (index_t first = 0; first < half; first += 8) {
@@ -105,7 +95,7 @@ LSHKIT_INLINE void planes_and_pass(float* x, index_t columns, const float* angle
     for (int k = 0; k < 8; ++k) {
       v[k] = load(x + (first + k) * W);
       w[k] = load(x + (half + first + k) * W);
-      rotate_plane(v[k], w[k], angles[first + k], angles[half + first + k]);
+      rotate_plane<Back>(v[k], w[k], angles[first + k], angles[half + first + k]);
     }
     butterfly<8>(v);
     butterfly<8>(w);
@@ -118,7 +108,7 @@ LSHKIT_INLINE void planes_and_pass(float* x, index_t columns, const float* angle
 }
 // The last one, of R = columns / top elements, and the rotation after it: take(i, x_i, x_{i +
 // D/2}).
-template <int R, class Take>
+template <bool Back, int R, class Take>
 LSHKIT_INLINE void pass_and_planes(const float* x, index_t top, const float* angles,
                                    const Take& take) {
   for (index_t i = 0; i < top; ++i) {
@@ -129,39 +119,40 @@ LSHKIT_INLINE void pass_and_planes(const float* x, index_t top, const float* ang
     LSHKIT_UNROLL
     for (int k = 0; k < R / 2; ++k) {
       const index_t at = i + k * top;
-      rotate_plane(v[k], v[k + R / 2], angles[at], angles[at + R / 2 * top]);
+      rotate_plane<Back>(v[k], v[k + R / 2], angles[at], angles[at + R / 2 * top]);
       take(at, v[k], v[k + R / 2]);
     }
   }
 }
 // What a first pass leaves of a transform, and the rotation after it.
-template <class Take>
+template <bool Back, class Take>
 LSHKIT_INLINE void passes_and_planes(float* x, index_t columns, const float* angles,
                                      const Take& take) {
   const index_t top = top_stride(columns);
   for (index_t stride = 8; stride < top; stride *= 8) pass<8>(x, columns, stride);
   switch (radix(columns, top)) {
     case 8:
-      return pass_and_planes<8>(x, top, angles, take);
+      return pass_and_planes<Back, 8>(x, top, angles, take);
     case 4:
-      return pass_and_planes<4>(x, top, angles, take);
+      return pass_and_planes<Back, 4>(x, top, angles, take);
     default:
-      return pass_and_planes<2>(x, top, angles, take);
+      return pass_and_planes<Back, 2>(x, top, angles, take);
   }
 }
 
-// G2 H G1 H G0 x, of which take gets element i and i + columns / 2 at a time; x is overwritten.
-template <class Take>
+// G2 H G1 H G0 x, or back by the transposed product: take(i, its elements i and i + D/2). x is
+// overwritten.
+template <bool Back = false, class Take>
 LSHKIT_INLINE void shared_first_stage(float* x, index_t columns, const float* parameters,
                                       const Take& take) {
-  planes_and_pass(x, columns, parameters);
-  passes_and_planes(x, columns, parameters + columns,
-                    [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
-                      store(x + i * W, a);
-                      store(x + (i + columns / 2) * W, b);
-                    });
+  planes_and_pass<Back>(x, columns, parameters + (Back ? 2 * columns : 0));
+  passes_and_planes<Back>(x, columns, parameters + columns,
+                          [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
+                            store(x + i * W, a);
+                            store(x + (i + columns / 2) * W, b);
+                          });
   pass<8>(x, columns, 1);
-  passes_and_planes(x, columns, parameters + 2 * columns, take);
+  passes_and_planes<Back>(x, columns, parameters + (Back ? 0 : 2 * columns), take);
 }
 
 // Whether the rows of H that are used repeat after half of its columns.
@@ -260,7 +251,7 @@ class Rotations {
       store(to + 2 * size, a - b);
       store(to + 3 * size, b - a);
     };
-    if (halves_ && last_ == 0) return shared_first_stage(x, columns(), parameters, add);
+    if (all_in_halves()) return shared_first_stage(x, columns(), parameters, add);
     shared_first_stage(x, columns(), parameters, [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
       store(x + i * W, a);
       store(x + i * W + size, b);
@@ -270,7 +261,7 @@ class Rotations {
   // take(row, projections) for the rows of a group that are used.
   template <class Take>
   LSHKIT_INLINE void rotate(index_t group, index_t bit, const Take& take) const {
-    if (halves_ && group == last_) {
+    if (in_halves_of(group)) {
       const index_t half = columns() / 2;
       const float* sums = sums_;
       const std::int32_t* places = places_ + bit * half;
@@ -280,13 +271,16 @@ class Rotations {
 #endif
       return transform_of(sum, work_, half, used(group), take);
     }
-    const float *z = z_, *signs = signs_of(group, bit);
+    const float* const z = z_;
+    const float* const signs = signs_of(group, bit);
     const auto term = [=](index_t i) LSHKIT_ALWAYS_INLINE { return load(z + i * W) * signs[i]; };
     transform_of(term, work_, columns(), used(group), take);
   }
 
- private:
+ protected:
   index_t columns() const { return Columns ? Columns : given_columns_; }
+  bool all_in_halves() const { return halves_ && last_ == 0; }
+  bool in_halves_of(index_t group) const { return halves_ && group == last_; }
   const float* signs_of(index_t group, index_t bit) const {
     return signs_ + (group * stride_ + bit) * columns();
   }
@@ -296,7 +290,8 @@ class Rotations {
   bool halves_;
   float *work_, *sums_;
   std::int32_t* places_;
-  const float *signs_ = nullptr, *z_ = nullptr;
+  const float* signs_ = nullptr;
+  float* z_ = nullptr;
   index_t stride_ = 0;
 };
 

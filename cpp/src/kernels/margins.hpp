@@ -9,6 +9,8 @@ namespace LSHKIT_ISA {
 namespace {
 
 constexpr std::int32_t kBitOfWord = std::int32_t(kBitOfMargin);
+// Numbers of bits, to be broadcast from memory, which is part of the operation that takes them.
+constexpr std::int32_t kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // The bits of margins without the numbers.
 LSHKIT_INLINE Vec<std::int32_t> without_bits(Vec<std::int32_t> words) {

@@ -35,8 +35,6 @@ struct Selection {
 LSHKIT_INLINE I minimum(I a, I b) { return a < b ? a : b; }
 LSHKIT_INLINE I maximum(I a, I b) { return a < b ? b : a; }
 
-// Broadcast from memory, which is part of the operation that takes them.
-constexpr std::int32_t kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr std::int32_t kPowers[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                       256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
 

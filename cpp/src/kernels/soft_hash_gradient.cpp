@@ -12,173 +12,198 @@ namespace {
 
 typedef std::int32_t __attribute__((may_alias)) Word;
 
-struct GradientTile {
-  float *sum, *work;    // (columns, W)
-  std::int32_t* codes;  // (hashes, W)
-  // (hashes, n_selected, W): numbers of bits, and the gradients of their z, which are floats.
-  std::int32_t *bits, *slopes;
-  index_t bytes;
+// The gradients of a tile's projections.
+struct ProjectionGradients {
+  float* of_bits;                 // (n_bits, hashes, W)
+  std::int32_t *codes, *margins;  // (hashes, W), (hashes, n_selected, W): what they are made of
 
-  GradientTile(Cut cut, const SoftHashGradient& g) {
+  ProjectionGradients(Cut& cut, const SoftHashGradient& g) {
     const index_t hashes = smaller(g.columns, g.n_hashes);
-    sum = cut.take<float>(g.columns * W);
-    work = cut.take<float>(g.columns * W);
+    of_bits = cut.take<float>(g.n_bits * hashes * W);
     codes = cut.take<std::int32_t>(round_up(hashes, 4 * W) * W);
-    bits = cut.take<std::int32_t>(round_up(hashes * g.n_selected, 4 * W) * W);
-    slopes = cut.take<std::int32_t>(round_up(hashes * g.n_selected, 4 * W) * W);
-    bytes = cut.used;
+    margins = cut.take<std::int32_t>(round_up(hashes * g.n_selected, 4 * W) * W);
   }
 
-  // The hashes [first, first + hashes) of the tokens from `token` on.
-  LSHKIT_NOINLINE void load_slopes(const SoftHashGradient& g, index_t first, index_t hashes,
-                                   index_t token, index_t count) const {
-    const index_t m = g.n_hashes, r = g.n_selected, pair = token * m + first;
+  // Of the hashes [first, first + hashes) of the tokens from `token` on. Selected > 0: known at
+  // compile time.
+  template <int Selected>
+  LSHKIT_NOINLINE void fill(const SoftHashGradient& g, index_t first, index_t hashes, index_t token,
+                            index_t count) const {
+    const int r = Selected ? Selected : g.n_selected;
+    const index_t m = g.n_hashes, pair = token * m + first;
     if (g.code_bytes == 1)
       load_rows(static_cast<const std::uint8_t*>(g.codes) + pair, m, hashes, count, codes);
     else
       load_rows(static_cast<const std::uint16_t*>(g.codes) + pair, m, hashes, count, codes);
     load_rows(reinterpret_cast<const Word*>(g.margin_grads + pair * r), m * r, hashes * r, count,
-              slopes);
+              margins);
     for (index_t i = 0; i < hashes; ++i) {
       const I code = load(codes + i * W);
-      for (index_t k = 0; k < r; ++k) {
-        const index_t at = (i * r + k) * W;
-        const I gradient = load(slopes + at), bit = gradient & kBitOfWord;
-        const I set = (code >> bit) & 1;
-        const I minus = (set == I{}) & std::int32_t(0x80000000);
-        store(bits + at, bit);
-        store(slopes + at, without_bits(gradient) ^ minus);
+      I bits[Selected ? Selected : 16], slopes[Selected ? Selected : 16];
+      LSHKIT_UNROLL
+      for (int k = 0; k < r; ++k) {
+        const I gradient = load(margins + (i * r + k) * W);
+        bits[k] = gradient & kBitOfWord;
+        const I set = (code >> bits[k]) & 1;
+        slopes[k] = without_bits(gradient) ^ ((set == I{}) & std::int32_t(0x80000000));
+      }
+      float* to = of_bits + i * W;
+      for (int b = 0; b < g.n_bits; ++b, to += hashes * W) {
+        const I bit = broadcast(kNumbers[b]);
+        I slope = {};  // a bit is selected once
+        LSHKIT_UNROLL
+        for (int k = 0; k < r; ++k) slope |= (bits[k] == bit) & slopes[k];
+        store(to, (F)slope);
       }
     }
   }
 };
 
-// The first pass of H v, v zero from row In * stride on: rows[row] where row < used.
-template <int R, int In, class Row>
-LSHKIT_INLINE void first_pass_of(float* to, index_t stride, index_t used, const Row& row) {
+// The first pass of H v, v zero from row In * stride on: v = rows where row < used.
+template <int R, int In>
+LSHKIT_INLINE void first_pass_of(float* to, index_t stride, index_t used, const float* rows) {
   for (index_t i = 0; i < stride; ++i) {
     F v[In];
     LSHKIT_UNROLL
-    for (int k = 0; k < In; ++k) v[k] = i + k * stride < used ? row(i + k * stride) : F{};
+    for (int k = 0; k < In; ++k)
+      v[k] = i + k * stride < used ? load(rows + (i + k * stride) * W) : F{};
     butterfly<In>(v);
     LSHKIT_UNROLL
     for (int k = 0; k < R; ++k) store(to + (i + k * stride) * W, v[k % In]);
   }
 }
 
-template <int R, class Row>
-LSHKIT_INLINE void first_pass(float* to, index_t stride, index_t used, const Row& row) {
-  if (used <= stride) return first_pass_of<R, 1>(to, stride, used, row);
-  if (R > 2 && used <= 2 * stride) return first_pass_of<R, 2>(to, stride, used, row);
-  if (R > 4 && used <= 4 * stride) return first_pass_of<R, (R > 4 ? 4 : R)>(to, stride, used, row);
-  return first_pass_of<R, R>(to, stride, used, row);
+template <int R>
+LSHKIT_INLINE void first_pass(float* to, index_t stride, index_t used, const float* rows) {
+  if (used <= stride) return first_pass_of<R, 1>(to, stride, used, rows);
+  if (R > 2 && used <= 2 * stride) return first_pass_of<R, 2>(to, stride, used, rows);
+  if (R > 4 && used <= 4 * stride) return first_pass_of<R, (R > 4 ? 4 : R)>(to, stride, used, rows);
+  return first_pass_of<R, R>(to, stride, used, rows);
 }
-
-// sum += S H v for v of `rows` rows, whose transform repeats Terms times.
-template <int Terms, class Row>
-LSHKIT_INLINE void add_repeated_back(float* sum, float* work, index_t rows, const float* signs,
-                                     index_t used, const Row& row) {
+// H v, v of `rows` elements, of which the first `used` are given: take(i, element).
+template <class Take>
+LSHKIT_INLINE void transform_from(const float* v, index_t used, float* work, index_t rows,
+                                  const Take& take) {
   const index_t top = top_stride(rows);
   switch (radix(rows, top)) {
     case 8:
-      first_pass<8>(work, top, used, row);
+      first_pass<8>(work, top, used, v);
       break;
     case 4:
-      first_pass<4>(work, top, used, row);
+      first_pass<4>(work, top, used, v);
       break;
     default:
-      first_pass<2>(work, top, used, row);
+      first_pass<2>(work, top, used, v);
   }
   for (index_t stride = top / 8; stride > 1; stride /= 8) pass<8>(work, rows, stride);
   for (index_t base = 0; base < rows; base += 8) {
-    F v[8];
+    F part[8];
     LSHKIT_UNROLL
-    for (int k = 0; k < 8; ++k) v[k] = load(work + (base + k) * W);
-    butterfly<8>(v);
+    for (int k = 0; k < 8; ++k) part[k] = load(work + (base + k) * W);
+    butterfly<8>(part);
     LSHKIT_UNROLL
-    for (int k = 0; k < 8; ++k) LSHKIT_UNROLL
-    for (int t = 0; t < Terms; ++t) {
-      const index_t at = base + k + t * rows;
-      store(sum + at * W, load(sum + at * W) + v[k] * signs[at]);
+    for (int k = 0; k < 8; ++k) take(base + k, part[k]);
+  }
+}
+
+// The way back through the rotations, summed up over all of them: S H v. What an element of the
+// last group is added to is where Rotations reads it.
+template <int Columns>
+struct RotationsBack : Rotations<Columns> {
+  using Rotations<Columns>::Rotations;
+
+  void clear(float* z) {
+    this->z_ = z;
+    const std::size_t size =
+        sizeof(float) * W * this->given_columns_;  // not known: a call of memset
+    if (!this->all_in_halves()) std::memset(z, 0, size);
+    if (this->halves_) std::memset(this->sums_, 0, 2 * size);
+  }
+  // v: gradients of the projections that are used, (used(group), W).
+  LSHKIT_INLINE void add(index_t group, index_t bit, const float* v) const {
+    const index_t columns = this->columns(), used = this->used(group);
+    if (this->in_halves_of(group)) {
+      const index_t half = columns / 2;
+      float* const sums = this->sums_;
+      const std::int32_t* const places = this->places_ + bit * half;
+      const auto take = [=](index_t i, F x) LSHKIT_ALWAYS_INLINE {
+        float* to = sums + places[i];
+        store(to, load(to) + x);
+      };
+#if defined(LSHKIT_ISA_AVX512)
+      if (half == 32 && used == 32)
+        return transform_32([=](index_t i) LSHKIT_ALWAYS_INLINE { return load(v + i * W); }, take);
+#endif
+      return transform_from(v, used, this->work_, half, take);
     }
+    float* const z = this->z_;
+    const float* const signs = this->signs_of(group, bit);
+    transform_from(v, used, this->work_, columns, [=](index_t i, F x) LSHKIT_ALWAYS_INLINE {
+      store(z + i * W, load(z + i * W) + x * signs[i]);
+    });
   }
-}
-template <class Row>
-LSHKIT_INLINE void add_rotated_back(float* sum, float* work, index_t columns, const float* signs,
-                                    index_t used, const Row& row) {
-  if (in_halves(columns, used))
-    return add_repeated_back<2>(sum, work, columns / 2, signs, used, row);
-  add_repeated_back<1>(sum, work, columns, signs, used, row);
-}
+  // The sums, then the transposed first stage: the gradients of the tile, times `scale`.
+  void finish(const float* parameters, float scale) const {
+    float* const z = this->z_;
+    const index_t columns = this->columns(), half = columns / 2, size = half * W;
+    for (index_t i = 0; this->halves_ && i < half; ++i) {
+      const float* from = this->sums_ + i * W;
+      const F same = load(from) - load(from + size);
+      const F other = load(from + 2 * size) - load(from + 3 * size);
+      const F a = same + other, b = same - other;
+      float* to = z + i * W;
+      store(to, this->all_in_halves() ? a : load(to) + a);
+      store(to + size, this->all_in_halves() ? b : load(to + size) + b);
+    }
+    shared_first_stage<true>(z, columns, parameters, [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
+      store(z + i * W, a * scale);
+      store(z + i * W + size, b * scale);
+    });
+  }
+};
 
-LSHKIT_INLINE void rotate_planes_back(float* x, index_t columns, const float* parameters) {
-  const index_t half = columns / 2;
-  for (index_t i = 0; i < half; ++i) {
-    const float c = parameters[i], s = parameters[half + i];
-    const F a = load(x + i * W), b = load(x + (half + i) * W);
-    store(x + i * W, c * a + s * b);
-    store(x + (half + i) * W, c * b - s * a);
-  }
-}
+template <int Columns>
+struct GradientTile {
+  float* z;  // (columns, W)
+  ProjectionGradients projections;
+  RotationsBack<Columns> rotations;
+  index_t bytes;
 
-// The transposed first stage of a tile's sums, which are its tokens' gradients then.
-LSHKIT_NOINLINE void finish(const SoftHashGradient& g, float* sum, index_t top, index_t token,
-                            index_t count) {
-  const index_t columns = g.columns;
-  const float scale = 1.0f / float(columns);
-  rotate_planes_back(sum, columns, g.parameters + 2 * columns);
-  transform(sum, columns, top);
-  rotate_planes_back(sum, columns, g.parameters + columns);
-  transform(sum, columns, top);
-  rotate_planes_back(sum, columns, g.parameters);
-  for (index_t first = 0; first < g.grad.columns; first += W) {
-    F v[W];
-    LSHKIT_UNROLL
-    for (int i = 0; i < W; ++i) v[i] = load(sum + (first + i) * W) * scale;
-    transpose<float>(v);
-    const int width = int(smaller(W, g.grad.columns - first));
-    LSHKIT_UNROLL
-    for (int t = 0; t < W; ++t)
-      if (t < count) store_first(g.grad.row(token + t) + first, v[t], width);
-  }
-}
+  GradientTile(Cut cut, const SoftHashGradient& g) : GradientTile(&cut, g) { bytes = cut.used; }
+
+ private:
+  GradientTile(Cut* cut, const SoftHashGradient& g)
+      : z(cut->take<float>(g.columns * W)),
+        projections(*cut, g),
+        rotations(*cut, g.columns, g.n_hashes, g.n_bits) {}
+};
 
 // Columns and Selected > 0: known at compile time.
 template <int Columns, int Selected>
 void hadamard_gradient(const SoftHashGradient& g) {
-  const index_t columns = Columns ? Columns : g.columns, top = top_stride(columns);
-  const int r = Selected ? Selected : g.n_selected;
-  const GradientTile tile(Cut{g.scratch}, g);
-  float* sum = tile.sum;
+  const index_t columns = Columns ? Columns : g.columns;
+  GradientTile<Columns> tile(Cut{g.scratch}, g);
+  tile.rotations.set_signs(g.parameters + 3 * columns, g.n_bits);
   for (index_t token = 0; token < g.grad.rows; token += W) {
     const index_t count = smaller(W, g.grad.rows - token);
-    for (index_t i = 0; i < columns; ++i) store(sum + i * W, F{});
+    tile.rotations.clear(tile.z);
     for (index_t group = 0; group * columns < g.n_hashes; ++group) {
-      const index_t used = smaller(columns, g.n_hashes - group * columns);
-      tile.load_slopes(g, group * columns, used, token, count);
-      for (int b = 0; b < g.n_bits; ++b) {
-        const float* signs = g.parameters + (3 + group * g.n_bits + b) * columns;
-        const I bit = broadcast<std::int32_t>(b);
-        add_rotated_back(sum, tile.work, columns, signs, used,
-                         [&](index_t row) LSHKIT_ALWAYS_INLINE {
-                           I slope = {};  // a bit is selected once
-                           const auto select = [&](int k) LSHKIT_ALWAYS_INLINE {
-                             const index_t at = (row * r + k) * W;
-                             slope |= (load(tile.bits + at) == bit) & load(tile.slopes + at);
-                           };
-                           if constexpr (Selected > 0) {
-                             LSHKIT_UNROLL
-                             for (int k = 0; k < Selected; ++k) select(k);
-                           } else {  // a loop: it stands in this function some hundred times
-                             for (int k = 0; k < r; ++k) select(k);
-                           }
-                           F v;
-                           std::memcpy(&v, &slope, sizeof(v));
-                           return v;
-                         });
-      }
+      const index_t used = tile.rotations.used(group);
+      tile.projections.template fill<Selected>(g, group * columns, used, token, count);
+      for (int b = 0; b < g.n_bits; ++b)
+        tile.rotations.add(group, b, tile.projections.of_bits + b * used * W);
     }
-    finish(g, sum, top, token, count);
+    tile.rotations.finish(g.parameters, 1.0f / float(columns));
+    for (index_t first = 0; first < g.grad.columns; first += W) {
+      F v[W];
+      LSHKIT_UNROLL
+      for (int i = 0; i < W; ++i) v[i] = load(tile.z + (first + i) * W);
+      transpose<float>(v);
+      const int width = int(smaller(W, g.grad.columns - first));
+      LSHKIT_UNROLL
+      for (int t = 0; t < W; ++t)
+        if (t < count) store_first(g.grad.row(token + t) + first, v[t], width);
+    }
   }
 }
 
@@ -240,7 +265,7 @@ void hyperplane_gradient(const SoftHashGradient& g) {
 }  // namespace
 
 index_t soft_hash_gradient_scratch(const SoftHashGradient& g) {
-  return g.family == Family::hadamard ? GradientTile(Cut{nullptr}, g).bytes : 0;
+  return g.family == Family::hadamard ? GradientTile<0>(Cut{nullptr}, g).bytes : 0;
 }
 
 void soft_hash_gradient(const SoftHashGradient& g) {
