@@ -11,7 +11,7 @@ from scipy import sparse
 from lshkit import _C
 
 # "L2,L3" in KB, None as the machine has them: from tables that never fit to those that always do.
-SIZES = (None, "1,1", "32,256", "1048576,1048576")
+SIZES = (None, "1,1", "32,256", "1024,1024", "1048576,1048576")
 INSTRUCTION_SETS = sorted({"base", "avx2", "avx512"} & set(_C.instruction_sets.split()))
 
 

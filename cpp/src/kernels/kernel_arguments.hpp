@@ -111,6 +111,8 @@ struct PlaneGradient : SoftHashGradient {
 };
 // The probes of the hashes [first_hash, first_hash + group) of a run of rows: for one part of the
 // hashes after the other, each (rows, part, n_probes).
+// Of a part, at most, where 3 or 4 probes are made of four rows at a time.
+constexpr int kHashesOfFour = 2;
 struct ProbeRows {
   const void* codes;  // (rows, n_hashes)
   int code_bytes;

@@ -87,6 +87,9 @@ LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
 // Whether tables of weighted sums may have a mask for each row and not be cleared: see
 // used_rows.hpp
 LSHKIT_KERNEL(bool, masks_rows, )
+// Whether 3 or 4 probes are made, and reduced, of four rows at a time, with up to kHashesOfFour
+// hashes a part
+LSHKIT_KERNEL(bool, makes_four_rows, )
 LSHKIT_TYPED_KERNEL(void, weighted_bucket_sum, const WeightedPass<T>& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_column_sum, const WeightedColumn<T>& column)
 // fast_weighted_add: false if a bucket left 16 bits at some time. fast_factors: rows * scale, each

@@ -105,7 +105,7 @@ LSHKIT_NOINLINE void logit_gradients(index_t rows, index_t count, index_t t, ind
 
 #if defined(LSHKIT_ISA_AVX512)
 // The way back of expand_four_rows; adds to the gradient of the sharpness.
-template <int Probes>
+template <int Probes, int Part>
 LSHKIT_NOINLINE index_t reduce_four_rows(const ProbeRows& p, const float* weights,
                                          const float* weight_grads, float* margin_grads,
                                          index_t margin_grad_stride, double& total) {
@@ -114,15 +114,21 @@ LSHKIT_NOINLINE index_t reduce_four_rows(const ProbeRows& p, const float* weight
   const float* margins = p.margins + p.first_hash * 2;
   index_t row = 0;
   for (; row + rows <= p.rows;
-       row += rows, weights += Probes * rows, weight_grads += Probes * rows) {
+       row += rows, weights += Part * Probes * rows, weight_grads += Part * Probes * rows) {
     Vec<float> sums[rows] = {};
     for (index_t h = 0; h < p.group; h += hashes) {
       Vec<float> pairs[hashes], by_row[rows];
       LSHKIT_UNROLL
       for (int k = 0; k < hashes; ++k) {
-        const index_t at = (h + k) * p.rows * Probes;
+        const index_t at = (h + k / Part * Part) * p.rows * Probes + k % Part * 4 * Probes;
         pairs[k] = logit_gradients_of_four(load_rows_of<Probes>(weights + at),
                                            load_rows_of<Probes>(weight_grads + at));
+      }
+      LSHKIT_UNROLL
+      for (int k = 0; k < hashes && Part == 2; k += 2) {  // rows 0 and 1, 2 and 3, of both hashes
+        const Vec<float> a = pairs[k], b = pairs[k + 1];
+        pairs[k] = _mm512_shuffle_f32x4(a, b, 0x88);
+        pairs[k + 1] = _mm512_shuffle_f32x4(a, b, 0xdd);
       }
       LSHKIT_UNROLL
       for (int k = 0; k < rows; ++k)  // two numbers of two hashes side by side
@@ -161,8 +167,9 @@ double reduce(const ProbeRows& p, const float* weights, const float* weight_grad
 #if defined(LSHKIT_ISA_AVX512)
   if constexpr (kFourRows<Probes>)
     if (hashes_fill_registers(p))
-      begin = reduce_four_rows<Probes>(p, weights, weight_grads, margin_grads, margin_grad_stride,
-                                       total);
+      begin = (p.part == 1 ? reduce_four_rows<Probes, 1>
+                           : reduce_four_rows<Probes, 2>)(p, weights, weight_grads, margin_grads,
+                                                          margin_grad_stride, total);
 #endif
   for (index_t first = begin; first < p.rows; first += tile) {
     const index_t last = smaller(first + tile, p.rows);

@@ -219,8 +219,9 @@ LSHKIT_NOINLINE void write_rows(index_t rows, index_t count, index_t t, index_t 
 }
 
 #if defined(LSHKIT_ISA_AVX512)
-// What a row has side by side, by hash, is moved to where it lies by row. Returns how many rows.
-template <int Probes, class Own>
+// What a row has side by side, by hash, is moved to where it lies by row, Part hashes side by side.
+// Returns how many rows.
+template <int Probes, int Part, class Own>
 LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std::uint16_t* codes,
                                          float* weights) {
   constexpr int n = kLanes<float>, hashes = n / 2, rows = 4;
@@ -232,7 +233,8 @@ LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std
   const float* margins = p.margins + p.first_hash * 2;
   own += p.first_hash;
   index_t row = 0;
-  for (; row + rows <= p.rows; row += rows, codes += Probes * rows, weights += Probes * rows) {
+  for (; row + rows <= p.rows;
+       row += rows, codes += Part * Probes * rows, weights += Part * Probes * rows) {
     for (index_t h = 0; h < p.group; h += hashes) {
       Codes code[rows];
       Vec<float> low[rows], high[rows];  // weights of the lower and of the upper half of the hashes
@@ -256,6 +258,31 @@ LSHKIT_NOINLINE index_t expand_four_rows(const ProbeRows& p, const Own* own, std
         const Vec<float> flips = stays * power;
         low[r] = weights_of<Probes, 0>(stays, flips, lanes);
         high[r] = weights_of<Probes, n / 4>(stays, flips, lanes);
+      }
+      if constexpr (Part == 2) {
+        // A quarter of a register are the codes of two hashes, or the weights of one.
+        Vec<float> by_part[rows];
+        std::memcpy(by_part, code, sizeof(code));
+        transpose_quarters(by_part);
+        LSHKIT_UNROLL
+        for (int i = 0; i < rows; ++i) {
+          const index_t at = (h + 2 * i) * p.rows * Probes;
+          const __m512i both = _mm512_castps_si512(by_part[i]);
+          store_rows_of<Probes>(codes + at, _mm512_castsi512_si256(both));
+          store_rows_of<Probes>(codes + at + 4 * Probes, _mm512_extracti64x4_epi64(both, 1));
+        }
+        const auto store_weights = [&](Vec<float>(&of)[rows], index_t first) LSHKIT_ALWAYS_INLINE {
+          LSHKIT_UNROLL
+          for (int r = 0; r < rows; r += 2) {
+            float* to = weights + first * p.rows * Probes + r * 2 * Probes;
+            store_rows_of<Probes>(to, _mm512_shuffle_f32x4(of[r], of[r + 1], 0x44));
+            store_rows_of<Probes>(to + 2 * p.rows * Probes,
+                                  _mm512_shuffle_f32x4(of[r], of[r + 1], 0xee));
+          }
+        };
+        store_weights(low, h);
+        store_weights(high, h + hashes / 2);
+        continue;
       }
       // Of rows 0 and 1, then 2 and 3: even hashes, then odd ones.
       Codes part[rows], by_hash[rows];
@@ -306,7 +333,8 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
 #if defined(LSHKIT_ISA_AVX512)
   if constexpr (kFourRows<Probes> && sizeof(Code) == 2)
     if (hashes_fill_registers(p) && !p.valid)  // where tables ask, masks are theirs
-      begin = expand_four_rows<Probes>(p, all_own, probe_codes, weights);
+      begin = p.part == 1 ? expand_four_rows<Probes, 1>(p, all_own, probe_codes, weights)
+                          : expand_four_rows<Probes, 2>(p, all_own, probe_codes, weights);
 #endif
   for (index_t row = begin; row < p.rows; row += tile)
     for (index_t first = 0; first < p.group; first += hashes) {
@@ -346,6 +374,14 @@ void expand_any(const ProbeRows& p, const Own* own, Code* probe_codes, float* we
 }
 
 }  // namespace
+
+bool makes_four_rows() {
+#if defined(LSHKIT_ISA_AVX512)
+  return true;
+#else
+  return false;
+#endif
+}
 
 void expand_probes(const ProbeRows& p, int probe_code_bytes, void* probe_codes, float* weights) {
   const auto* bytes = static_cast<const std::uint8_t*>(p.codes);

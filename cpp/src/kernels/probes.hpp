@@ -51,16 +51,15 @@ LSHKIT_INLINE void transpose_quarters(Vec<float> (&r)[4]) {
   r[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
 }
 
-// Probes that are made, and reduced, of four rows and eight hashes at a time, each hash a part of
-// its own.
+// Probes that are made, and reduced, of four rows and eight hashes at a time, a hash or two a part.
 template <int Probes>
 constexpr bool kFourRows = Probes == 3 || Probes == 4;
 LSHKIT_INLINE bool hashes_fill_registers(const ProbeRows& p) {
-  return p.part == 1 && p.group % (kLanes<float> / 2) == 0;
+  return p.part <= kHashesOfFour && p.group % (kLanes<float> / 2) == 0;
 }
 
-// Three or four probes of each of four rows, in four lanes of a register, one row after the other
-// in memory. Of three, the fourth lane is read as 0 and not written.
+// Three or four probes of each of four pairs of row and hash, in four lanes of a register, one pair
+// after the other in memory. Of three, the fourth lane is read as 0 and not written.
 template <int Probes>
 LSHKIT_INLINE Vec<float> load_rows_of(const float* p) {
   if constexpr (Probes == 4) return load(p);

@@ -20,7 +20,7 @@ namespace LSHKIT_ISA {
 namespace {
 
 #if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
-#define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 4")
+#define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 8")
 constexpr bool kUnrollsProbes = true;
 #else  // a table row is a loop's worth of registers
 #define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 1")
@@ -30,8 +30,8 @@ constexpr bool kUnrollsProbes = false;
 constexpr index_t kAhead = 12;      // rows to prefetch ahead
 constexpr index_t kSlotsAhead = 4;  // rows whose table rows are prefetched: some are not in L2
 
-// The table rows of a row with Probes of them, or any number (0). Four in one load: passes are
-// bound by loads and stores.
+// The table rows of a row with Probes of them, or any number (0). Four in a load: passes are bound
+// by loads and stores.
 template <int Probes>
 struct Slots {
   const std::uint16_t* slots;
@@ -45,6 +45,12 @@ struct Slots<4> {
     std::memcpy(&all, of_row, sizeof(all));
   }
   LSHKIT_INLINE index_t operator[](int a) const { return index_t(all >> 16 * a & 0xffff); }
+};
+template <>
+struct Slots<8> {
+  Slots<4> first, second;
+  LSHKIT_INLINE explicit Slots(const std::uint16_t* of_row) : first(of_row), second(of_row + 4) {}
+  LSHKIT_INLINE index_t operator[](int a) const { return a < 4 ? first[a] : second[a - 4]; }
 };
 
 template <class T, int Summed>
@@ -61,7 +67,7 @@ struct Run {
   static constexpr int kColumns = Slices * kSliceBytes / int(sizeof(T));
   static constexpr int kVectors = Slices * kSliceBytes / kVectorBytes, n = kLanes<T>;
   // Dot products of a row that are summed into one register straight away: stores take two cycles.
-  static constexpr int kSummed = ReadProbes == 2 || ReadProbes == 4 ? ReadProbes : 1;
+  static constexpr int kSummed = ReadProbes == 2 ? 2 : ReadProbes == 4 || ReadProbes == 8 ? 4 : 1;
   // A copy, which stays in registers: stores to tables might change what a reference points to.
   const WeightedPass<T> p;
   // n / kSummed, of the dot products of rows that share a register. Elsewhere: functions take its
@@ -138,7 +144,7 @@ struct Run {
     const int shared = probes < n ? n / probes : 1;  // rows whose dots are reduced together
     const int place = int(std::size_t(row) % std::size_t(shared));
     int k = place * probes;
-    Vec<T> own[kSummed];
+    Vec<T> own[kSummed > 1 ? ReadProbes : 1];
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       const T* from = p.table + slot[a] * kColumns;
@@ -166,7 +172,12 @@ struct Run {
         }
       }
     }
-    if (Dots && kSummed > 1) partial[place] = sum_each<kSummed, T>(own);
+    if (Dots && kSummed > 1) {
+      constexpr int parts = ReadProbes / kSummed;
+      LSHKIT_UNROLL
+      for (int i = 0; i < parts; ++i)
+        partial[place * parts + i] = sum_each<kSummed, T>(own + i * kSummed);
+    }
     if (Sum) {
       LSHKIT_UNROLL
       for (int i = 0; i < kVectors; ++i) {
@@ -223,6 +234,7 @@ void run(const WeightedPass<T>& p) {
   const int a = p.add.count ? p.add.n_probes : p.read.n_probes;
   const int r = p.read.count ? p.read.n_probes : a;
   if constexpr (kUnrollsProbes && sizeof(T) == sizeof(float)) {  // else nothing is gained
+    if (full && a == 8 && r == 8) return Run<T, Slices, Cleared, 8, 8, true>::all(p);
     if (full && a == 4 && r == 4) return Run<T, Slices, Cleared, 4, 4, true>::all(p);
     if (full && a == 3 && r == 3) return Run<T, Slices, Cleared, 3, 3, true>::all(p);
     if (full && a == 2 && r == 2) return Run<T, Slices, Cleared, 2, 2, true>::all(p);
