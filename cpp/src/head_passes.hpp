@@ -114,13 +114,14 @@ class HeadPasses {
     // A pass's tables take half of the L2 cache, beside the rows that stream through it, those of
     // two slices all of it: codes and weights are gone through half as often, in 512 KB for 0.93 of
     // the time. More than kMostTables take longer where it is larger, too: 1.2 times, 1 MB of 2.
-    // By fours, whose table rows are fetched ahead, those of two slices may take all of 1 MB (13
-    // bits: 0.9), and those of two hashes where columns of long sequences come from the L3 cache,
-    // half as often then (65,536 rows: 0.9 with backward, 131,072: 0.85; causal 1.1).
+    // By fours, whose table rows are fetched ahead, those of two slices may take all of 1 MB where
+    // L2 is not larger (13 bits: 0.9), and those of two hashes where columns of long sequences come
+    // from the L3 cache, half as often then (65,536 rows: 0.9 with backward, 131,072: 0.85; causal
+    // 1.1).
     const index_t l2 = cache_sizes().l2;
-    const bool by_four = sizeof(T) == sizeof(float) && !kFast && kernels().makes_four_rows() &&
-                         makes_four(head.query.n_probes) && makes_four(head.key.n_probes);
-    const index_t of_two_slices = by_four && l2 < 4 * kMostTables ? l2 : std::min(l2, kMostTables);
+    const bool by_four = !kFast && made_by_four(head.query) && made_by_four(head.key);
+    const index_t of_two_slices =
+        std::min(l2, by_four && l2 < 4 * kMostTables ? 2 * kMostTables : kMostTables);
     const bool streams = head.order == Order::all && 4 * kSliceBytes * rows > cache_sizes().l3 / 4;
     const index_t tables = streams ? of_two_slices : std::min(l2 / 2, kMostTables);
     at_once_ = table_rows_ * 2 * kSliceBytes <= of_two_slices ? 2 : 1;
@@ -281,7 +282,11 @@ class HeadPasses {
   }
 
  private:
-  static bool makes_four(index_t n_probes) { return n_probes == 3 || n_probes == 4; }
+  // Not a caller's arrays, whose batch is 1.
+  static bool made_by_four(const WeightedSide<T>& side) {
+    return kernels().makes_four_rows() && (side.n_probes == 3 || side.n_probes == 4) &&
+           side.batch > 1;
+  }
   template <class Rows, class Weight, class Element>
   static Rows rows_of(const Expanded<T>& e, const Weight* weights, index_t count,
                       Matrix<const Element> matrix, index_t first) {

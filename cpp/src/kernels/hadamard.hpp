@@ -252,11 +252,12 @@ class Rotations {
       store(to + 3 * size, b - a);
     };
     if (all_in_halves()) return shared_first_stage(x, columns(), parameters, add);
+    const bool halves = halves_;
     shared_first_stage(x, columns(), parameters, [=](index_t i, F a, F b) LSHKIT_ALWAYS_INLINE {
       store(x + i * W, a);
       store(x + i * W + size, b);
+      if (halves) add(i, a, b);
     });
-    for (index_t i = 0; halves_ && i < half; ++i) add(i, load(x + i * W), load(x + i * W + size));
   }
   // take(row, projections) for the rows of a group that are used.
   template <class Take>

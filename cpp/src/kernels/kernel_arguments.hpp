@@ -22,8 +22,8 @@ struct HashRows {
   const std::uint16_t* short_x = nullptr;  // of the fast kernels: of `element`, in the place of x
   Element element = Element::float32;
   void* codes;  // (rows, n_hashes)
-  // 64-byte aligned, hash_scratch() floats. In 16 bits
-  // kHashTile * (4 * columns + n_hashes), and ceil(n_hashes / 16) * n_bits * columns for the signs.
+  // 64-byte aligned, hash_scratch() floats. In 16 bits kHashTile * (4 * columns + n_hashes), and
+  // ceil(n_hashes / 16) * n_bits * columns for the signs.
   float* scratch;
   // Of codes longer than the 32 bits of a pass: the n_bits from first_bit on of all_bits (0: all).
   int first_bit = 0, all_bits = 0;
@@ -51,8 +51,8 @@ constexpr index_t fast_hash_tiles_planes(index_t code_bytes, index_t n_hashes, i
 constexpr index_t hash_tiles_scratch(index_t n_features) {  // floats
   return kTileRows * ((n_features + 31) / 32 * 32 + 32);    // two parts, and sums
 }
-// Of pack_rotations: a tile of unit vectors, and Rotations of up to 16 bits (hadamard.hpp).
-constexpr index_t pack_rotations_scratch(index_t columns) { return 72 * columns; }
+// Of pack_rotations: a tile of unit vectors, and Rotations of up to 64 bits (hadamard.hpp).
+constexpr index_t pack_rotations_scratch(index_t columns) { return 96 * columns; }
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
 // Of a tile and its codes, and Rotations of up to 32 bits.
@@ -109,10 +109,10 @@ struct PlaneGradient : SoftHashGradient {
   const float* inverse_norm;
   float* plane_grads;
 };
-// The probes of the hashes [first_hash, first_hash + group) of a run of rows: for one part of the
-// hashes after the other, each (rows, part, n_probes).
 // Of a part, at most, where 3 or 4 probes are made of four rows at a time.
 constexpr int kHashesOfFour = 2;
+// The probes of the hashes [first_hash, first_hash + group) of a run of rows: for one part of the
+// hashes after the other, each (rows, part, n_probes).
 struct ProbeRows {
   const void* codes;  // (rows, n_hashes)
   int code_bytes;

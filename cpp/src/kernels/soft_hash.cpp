@@ -156,7 +156,7 @@ void soft_hadamard(const SoftHashRows& h) {
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
     tile.rotations.set_tile(z, h.parameters);
     for (index_t group = 0; group * columns < h.n_hashes; ++group) {
-      const index_t used = smaller(columns, h.n_hashes - group * columns);
+      const index_t used = tile.rotations.used(group);
       for (int b = 0; b < h.n_bits; ++b) {
         float* to = tile.projections + b * used * W;
         tile.rotations.rotate(
