@@ -1,9 +1,9 @@
 // Angular hashing, tokens in lanes: a tile of W tokens is transposed once, every projection of the
 // tile is then a vector of W numbers, and a code's bits are gathered by compare and or.
 //
-// FastHadamard, D = 64, n_bits 8, n_hashes 32: a transform for the shared first stage and one for
-// each of 8 rotations, of which only the rows that are used are finished: about 2,700 vector
-// additions a tile. Nothing leaves the L1 cache but the tokens and their codes.
+// FastHadamard, D = 64, n_bits 8, n_hashes 32: two transforms for the shared first stage and, as 32
+// rows are used, half of one for each of 8 rotations: about 2,200 vector additions a tile. Nothing
+// leaves the L1 cache but the tokens and their codes.
 #include "hadamard.hpp"
 
 namespace lshkit {
