@@ -6,9 +6,15 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
+struct Difference {
+  template <class V>
+  LSHKIT_INLINE V operator()(V a, V b) const {
+    return a - b;
+  }
+};
 // The transform of R registers, of which the first Out outputs are computed.
-template <int R, int Out = R, class V>
-LSHKIT_INLINE void butterfly(V* v) {
+template <int R, int Out = R, class V, class Minus = Difference>
+LSHKIT_INLINE void butterfly(V* v, const Minus& minus = {}) {
   LSHKIT_UNROLL
   for (int half = R / 2; half >= Out; half /= 2) LSHKIT_UNROLL
   for (int i = 0; i < half; ++i) v[i] += v[i + half];
@@ -19,7 +25,7 @@ LSHKIT_INLINE void butterfly(V* v) {
     if (!(i & half)) {
       const V a = v[i], b = v[i + half];
       v[i] = a + b;
-      v[i + half] = a - b;
+      v[i + half] = minus(a, b);
     }
 }
 
@@ -179,31 +185,21 @@ LSHKIT_INLINE void transform_of(const Element& element, float* work, index_t row
 #if defined(LSHKIT_ISA_AVX512)
 // All of 32 rows, which stay in registers. Half of the sums are products with 1 or -1 as well: as
 // many additions alone would leave half of the arithmetic units idle.
-template <int R>
-LSHKIT_INLINE void balanced_butterfly(F* v, F minus) {
-  LSHKIT_UNROLL
-  for (int half = R / 2; half >= 1; half /= 2) LSHKIT_UNROLL
-  for (int i = 0; i < R; ++i)
-    if (!(i & half)) {
-      const F a = v[i], b = v[i + half];
-      v[i] = a + b;
-      v[i + half] = b * minus + a;
-    }
-}
 template <class Element, class Take>
 LSHKIT_INLINE void transform_32(const Element& element, const Take& take) {
-  F v[32], minus = broadcast(-1.0f);
-  __asm__("" : "+v"(minus));  // or the compiler subtracts
+  F v[32], negative = broadcast(-1.0f);
+  __asm__("" : "+v"(negative));  // or the compiler subtracts
+  const auto minus = [=](F a, F b) LSHKIT_ALWAYS_INLINE { return b * negative + a; };
   LSHKIT_UNROLL
   for (int first = 0; first < 32; first += 8) {
     LSHKIT_UNROLL
     for (int i = first; i < first + 8; ++i) v[i] = element(i);
-    balanced_butterfly<8>(v + first, minus);
+    butterfly<8>(v + first, minus);
   }
   LSHKIT_UNROLL
   for (int i = 0; i < 8; ++i) {
     F last[4] = {v[i], v[i + 8], v[i + 16], v[i + 24]};
-    balanced_butterfly<4>(last, minus);
+    butterfly<4>(last, minus);
     LSHKIT_UNROLL
     for (int k = 0; k < 4; ++k) take(i + 8 * k, last[k]);
   }
