@@ -78,9 +78,13 @@ inline double projection(Family family, const float* p, index_t columns, const f
   transform(z);
   rotate(z, p + 2 * columns);
   const float* signs = p + (3 + hash / columns * n_bits + bit) * columns;
-  for (index_t c = 0; c < columns; ++c) z[c] *= signs[c];
-  for (double v : z) norm += std::fabs(v);
-  transform(z);
+  std::vector<double> permuted(columns);
+  for (index_t i = 0; i < columns; ++i) {
+    const index_t c = rotation_column(i, bit);
+    permuted[i] = z[c] * signs[c];
+    norm += std::fabs(permuted[i]);
+  }
+  transform(permuted);
   *size = norm;
-  return z[hash % columns];
+  return permuted[hash % columns];
 }

@@ -13,7 +13,7 @@ from lshkit.attention.state_dicts import as_json, checked_tensor, entries, heade
 if TYPE_CHECKING:
     from lshkit.attention.decoding import YosoState
 
-VERSION = 3
+VERSION = 4
 MOST_POSITIONS = 2**62  # so that more can be added
 TABLE_DTYPES = (torch.float32, torch.float16)
 # Attributes that two states must share for one to load the other, beside the estimator's fields.

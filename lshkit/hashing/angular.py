@@ -348,11 +348,12 @@ class Hyperplane(_AngularFamily):
 class FastHadamard(_AngularFamily):
     """Signs of coordinates after pseudo-random rotations (Andoni et al. 2015): O(log D) per bit.
 
-    Vectors are padded with zeros to D, a power of two >= 64, and rotated by H S G2 H G1 H G0: H
-    is the Hadamard matrix, S random signs and G rotations of coordinate pairs by random
-    angles, without which sparse vectors would collide too often. Each of the n_bits bits of a code
-    has its own S: rows of one rotation are orthogonal, and codes from them would collide too
-    rarely.
+    Vectors are padded with zeros to D, a power of two >= 64, and rotated by H P S G2 H G1 H G0: H
+    is the Hadamard matrix, P a permutation, S random signs and G rotations of coordinate pairs by
+    random angles, without which sparse vectors would collide too often. Each of the n_bits bits of
+    a code has its own S: rows of one rotation are orthogonal, and codes from them would collide too
+    rarely. It has its own P too, without which sums over rows in all directions would have up to
+    twice the variance of independent functions.
 
     Parameters
     ----------
@@ -375,6 +376,7 @@ class FastHadamard(_AngularFamily):
     """
 
     family = "hadamard"
+    _first_format = 2  # the permutations came then
 
     def __init__(self, n_features: int, n_bits: int, n_hashes: int, *, seed: Seed = None) -> None:
         super().__init__(n_features, n_bits, n_hashes, seed=seed)

@@ -373,4 +373,5 @@ class RandomBinning(_BinnedFamily):
 
     def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
         scale = self.bandwidth if np.ndim(self.bandwidth) == 0 else 1.0
-        return np.exp(-distance / scale)
+        with np.errstate(over="ignore"):
+            return np.exp(-distance / scale)

@@ -16,7 +16,7 @@ from lshkit.typing import ArrayOrTensor, Seed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FORMAT = 1  # of to_arrays
+FORMAT = 2  # of to_arrays
 SLACK = 0.01  # that angles and cosines may be beyond their ends by rounding: of bfloat16 2^-7
 _PAIR_NUMBERS = 2**16  # of gathered rows at a time: they stay in cache
 FAMILIES: dict[str, type[HashFamily]] = {}  # class name to class, filled as they are defined
@@ -61,6 +61,7 @@ class HashFamily:
     _sizes: tuple[str, ...] = ("n_features", "n_bits", "n_hashes")
     _settings: tuple[str, ...] = ()
     _numbers: tuple[str, ...] = ("parameters",)
+    _first_format = 1  # whose numbers still mean the same functions
     _farthest = np.inf  # the largest distance that there is
     directional = False  # whether only a row's direction matters, which a row of zeros has not
 
@@ -332,9 +333,10 @@ class HashFamily:
         if not issubclass(family, cls):
             raise ValueError(f"family must be {cls.__name__}, got {name}")
         version = _integer(arrays, "format")
-        if not 1 <= version <= FORMAT:
-            hint = ": use a newer lshkit" if version > FORMAT else ""
-            raise ValueError(f"format must be 1 to {FORMAT}, got {version}{hint}")
+        first = family._first_format
+        if not first <= version <= FORMAT:
+            hint = ": use a newer lshkit" if version > FORMAT else ": hash the rows again"
+            raise ValueError(f"format of {name} must be {first} to {FORMAT}, got {version}{hint}")
         self = family.__new__(family)
         try:
             self._restore(arrays)

@@ -240,10 +240,10 @@ def _best_given(found: list[np.ndarray], left_out: LeaveOneOut) -> tuple[float, 
             raise ValueError(
                 f"bandwidths must be larger: at {largest:.6g} log-likelihoods are below float64"
             )
-        least = left_out.nearest().max() * left_out.unit
+        least = float(left_out.nearest().max() * left_out.unit)
         raise ValueError(
-            f"bandwidths must be above {least:.6g}, the distance of the most isolated row from the "
-            f"others, for the kernel {left_out.kernel!r}: its density is 0 at {largest:.6g}"
+            f"bandwidths must be above {least!r}, the distance of the most isolated row from the "
+            f"others, for the kernel {left_out.kernel!r}: its density is 0 at {float(largest)!r}"
         )
     at = int(np.argmax(values))
     ends = (at == 0, "smaller", not slopes[0] >= 0), (at == len(values) - 1, "larger", True)

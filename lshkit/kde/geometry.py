@@ -45,7 +45,8 @@ class Geometry:
         out: memory for them, float64 of the shape of X.
         """
         X = np.subtract(X, self.centre, dtype=np.float64, out=out)
-        X *= self.inverse
+        with np.errstate(over="ignore"):  # infinitely far: no density
+            X *= self.inverse
         if self.kernel == "angular":
             X = unit_rows(X)
         return np.ascontiguousarray(X)

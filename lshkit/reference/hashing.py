@@ -61,14 +61,31 @@ def hyperplane_projections(
     return np.einsum("...d,hbd->...hb", x, planes)
 
 
+def permuted_columns(columns: int, n_bits: int) -> np.ndarray:
+    """Which columns bit b's H sees in which order, `(n_bits, columns)`.
+
+    Those of every eight that lie together, by the b-th power of a matrix of order 7 over GF(2) on
+    the three low bits of their numbers. It is symmetric, so that the rows of H are permuted too.
+    """
+    matrix = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 1]])
+    low = (np.arange(8)[:, None] >> np.arange(3)) & 1
+    orders = []
+    for _ in range(n_bits):
+        eight = low @ [1, 2, 4]
+        orders.append((np.arange(0, columns, 8)[:, None] + eight).ravel())
+        low = low @ matrix % 2
+    return np.array(orders)
+
+
 @np.errstate(invalid="ignore")  # infinity - infinity, in the rows that hold them
 def hadamard_projections(
     x: np.ndarray, parameters: np.ndarray, n_bits: int, n_hashes: int
 ) -> np.ndarray:
-    """Pseudo-random rotations H S G2 H G1 H G0 x (after Andoni et al. 2015).
+    """Pseudo-random rotations H P S G2 H G1 H G0 x (after Andoni et al. 2015).
 
     G rotates the planes (i, i + D/2), S are signs, others for each bit: no two bits of a
-    code come from the same rotation. Row j % D of the rotations of group j // D makes hash j.
+    code come from the same rotation. P permutes columns, for each bit otherwise. Row j % D of the
+    rotations of group j // D makes hash j.
     """
     parameters = np.asarray(parameters, np.float64)
     columns = parameters.shape[-1]
@@ -89,7 +106,9 @@ def hadamard_projections(
     z = rotate_planes(padded, parameters[0])
     z = rotate_planes(hadamard(z), parameters[1])
     z = rotate_planes(hadamard(z), parameters[2])
-    z = hadamard(signs * z[..., None, None, :])  # (..., group, bit, column)
+    z = signs * z[..., None, None, :]  # (..., group, bit, column)
+    z = np.take_along_axis(z, permuted_columns(columns, n_bits)[(None,) * (z.ndim - 2)], -1)
+    z = hadamard(z)
     by_hash = np.moveaxis(z, -2, -1)
     return by_hash.reshape(x.shape[:-1] + (-1, n_bits))[..., :n_hashes, :]
 

@@ -46,8 +46,8 @@ class LSHSampler(InBytes):
     They give an unbiased estimate of a sum over all rows from the few that collide with the query
     (Spring and Shrivastava 2017; Charikar and Siminelakis 2017). Each of the hasher's n_hashes
     functions gives one table; the tables are independent, and their spread is the standard error.
-    (Those of `FastHadamard` share rotations: with more tables than a quarter of the features,
-    errors may be 0.75 to 1.4 times the stated ones.) The rows are kept (a copy), with their codes
+    (Those of `FastHadamard` share rotations: with one bit or clustered rows, and as many tables as
+    features, errors may be 0.7 times the stated ones.) The rows are kept (a copy), with their codes
     and the tables: per row n_features floats, and n_hashes codes and 4-byte indices.
 
     Parameters

@@ -326,6 +326,11 @@ def test_distances_of_any_size(size):
     assert (family.distance(x, x) == 0).all()
 
 
+def test_distances_beyond_float64_in_bandwidths_have_probability_zero():
+    family = RandomBinning(3, 1, bandwidth=0.5, seed=0)
+    assert family.probability_of_distance(np.array([1.7e308])) < 1e-9
+
+
 def test_numpy_scalars_of_any_type_are_widths():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -375,7 +375,8 @@ def test_damaged_arrays_are_refused(name):
     numbers_or_bandwidth = f"({numbers[0]}|bandwidth)"
     for key, value, message in (
         ("family", np.array("Cosine"), "family must be one of .*RandomBinning, got 'Cosine'"),
-        ("format", np.array(2), "format must be 1 to 1, got 2: use a newer lshkit"),
+        ("format", np.array(3), "must be . to 2, got 3: use a newer lshkit"),
+        ("format", np.array(0), "must be . to 2, got 0: hash the rows again"),
         ("format", np.array("1"), "format must be one integer"),
         ("n_features", np.array(8), f"{numbers_or_bandwidth} must be .* got .*7"),
         ("n_hashes", np.array(0), "n_hashes must be an integer from 1 to 65535, got 0"),

@@ -147,6 +147,12 @@ def test_far_clusters_and_rows(kernel):
             assert np.array_equal(counts(rows, rows, bandwidth), expected)
 
 
+@pytest.mark.parametrize("kernel", [*COMPACT, "gaussian", "exponential", "laplacian"])
+def test_queries_beyond_float64_in_bandwidths(kernel):
+    density = LSHKernelDensity(kernel, 0.1).fit(np.eye(3))
+    assert np.isneginf(density.score_samples(np.full((2, 3), 1e308))).all()
+
+
 @pytest.mark.parametrize("power", [-995, -480, 480, 995])
 def test_squares_of_the_units_need_not_fit_float64(power):
     rows = np.random.default_rng(0).integers(0, 4, (200, 1)).astype(float)

@@ -1,5 +1,7 @@
 """Bandwidths by leave-one-out likelihood, against the plain definition and against each other."""
 
+import re
+
 import numpy as np
 import pytest
 from cases.kde import rows_of
@@ -446,8 +448,13 @@ def test_compact_kernels_need_a_row_within_the_bandwidth():
     with pytest.warns(UserWarning, match="larger"):
         curve = likelihood_curve(X, grid, "epanechnikov", n_held_out=None)
     assert curve.log_likelihood[0] == -np.inf and curve.best == grid[1]
-    with pytest.raises(ValueError, match=f"above {farthest:.6g}"):
+    with pytest.raises(ValueError, match=re.escape(f"above {float(farthest)!r}")):
         likelihood_curve(X, grid[:1], "linear", n_held_out=None)
+    # The bandwidth that the message names is the least that has a density, to the last digit.
+    with pytest.raises(ValueError, match="bandwidths must be above"):
+        likelihood_curve(X, [np.nextafter(farthest, 0)], "tophat", n_held_out=None)
+    above = [farthest * (1 + 1e-12)]
+    assert np.isfinite(likelihood_curve(X, above, "tophat", n_held_out=None).log_likelihood).all()
 
 
 def test_bad_arguments():

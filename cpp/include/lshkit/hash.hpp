@@ -1,5 +1,6 @@
 #pragma once
 // Angular hash families: a code's bit is 1 where a random projection is > 0 (zero and NaN give 0).
+#include "lshkit/anywhere.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
@@ -18,12 +19,16 @@ enum class Precision : int { full = 0, fast = 1 };
 //               rows = 3 + groups * n_bits. Rows 0 to 2: D/2 cosines, then D/2 sines, of the plane
 //               rotations G0, G1 and G2, of (x_i, x_{i + D/2}) by angles uniform in [0, 2 pi). Row
 //               3 + group * n_bits + b: the signs (+1 or -1) S of rotation b. With
-//               z = G2 H G1 H G0 x, shared by all rotations, row j % D of H S z is the projection
-//               of bit b of hash j.
+//               z = G2 H G1 H G0 x, shared by all rotations, row j % D of H P S z is the projection
+//               of bit b of hash j; element i of P v is v's element rotation_column(i, b).
 // The rows of one rotation are orthogonal, so that codes made of them would collide too rarely: no
 // two bits of a code share a rotation. Signs alone leave sparse vectors on a lattice, which moves
 // the collision probability of axis-aligned pairs by up to 5 % (measured, D = 64); after the angles
 // one transform a rotation has no bias that 4 million codes could show (0.1 %).
+//
+// Without P, bits j and j' of a rotation would be correlated by sum_i H[j ^ j', i] z_i^2, whatever
+// the signs, and so in all bits of both codes alike: sums over rows in all directions had up to
+// twice the variance that independent functions have. P changes j ^ j' from bit to bit.
 struct HashFunctions {
   Family family = Family::hadamard;
   const float* parameters = nullptr;
@@ -33,6 +38,26 @@ struct HashFunctions {
   index_t n_hashes = 32;
   index_t heads_per_set = 1;  // heads in a row that share a set
 };
+
+// Where a linear map of three bits takes the numbers 0 to 7, an octal digit each from the lowest
+// on, when it is taken `times` times: a symmetric matrix over GF(2) of order 7.
+LSHKIT_ANYWHERE constexpr std::uint32_t permuted_eight(int times) {
+  std::uint32_t eight = 076543210;
+  for (times %= 7; times > 0; --times) {
+    std::uint32_t next = 0;
+    for (int i = 0; i < 24; i += 3) next |= (013467520u >> 3 * (eight >> i & 7) & 7) << i;
+    eight = next;
+  }
+  return eight;
+}
+LSHKIT_ANYWHERE constexpr index_t rotation_column(index_t i, int bit) {
+  return (i & ~index_t(7)) | index_t(permuted_eight(bit) >> 3 * (i & 7) & 7);
+}
+// Since H[j, a i] = H[a j, i] for such a map a of three bits of both, P permutes the rows of H too:
+// row j of H P is row rotation_row(j, b) of H.
+LSHKIT_ANYWHERE constexpr index_t rotation_row(index_t hash, int bit) {
+  return rotation_column(hash, 6 * bit);
+}
 
 constexpr int hash_code_bytes(int n_bits) {
   return n_bits <= 8 ? 1 : n_bits <= 16 ? 2 : n_bits <= 32 ? 4 : 8;

@@ -1,15 +1,11 @@
 #pragma once
 // What the CPU and CUDA make random numbers of hash functions from, so that both have the same:
-// words by counter, and cosines and sines that are rounded once. The functions are static, since
-// each instruction set has its own.
+// words by counter, and cosines and sines that are rounded once.
 #include <cmath>
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define LSHKIT_ANYWHERE static __host__ __device__ inline
-#else
-#define LSHKIT_ANYWHERE [[maybe_unused]] static inline
-#endif
+#include "lshkit/anywhere.hpp"
+
 #ifdef __CUDA_ARCH__
 #define LSHKIT_UNROLL_ROUNDS _Pragma("unroll")
 #else

@@ -1,9 +1,9 @@
 // FastHadamard codes with 16-bit rotations, two tiles of W tokens at a time. The shared first stage
 // z = G2 H G1 H G0 x is float32, as in hash.cpp; then each token's z is scaled to 16 bits, and the
-// rotations H S z run on twice the lanes.
+// rotations H P S z run on twice the lanes.
 //
 // An element q of z stands for q + 1/2: to change its sign is then to change its bits, which is one
-// operation with the signs read from memory. 32 rows of H S z at a time: what H has above row 32 is
+// operation with the signs read from memory. 32 rows at a time: what H has above row 32 is
 // a matter of signs too, and sums over equal columns leave a transform of 32 elements, which
 // AVX-512 keeps in registers. The halves cancel in all of these rows but the first. The scale
 // leaves no sum of half of z's elements beyond 16 bits, and the last step of the transform compares
@@ -60,8 +60,8 @@ LSHKIT_INLINE void rotate_and_transform(float* z, const float* angles) {
   }
 }
 
-// The first stage of a tile; sums: of |z| / 1024 over the even and the odd elements. False where a
-// row is not finite.
+// The first stage of a tile; sums: of |z| / 1024 over every eighth element. False where a row is
+// not finite.
 template <int R>
 LSHKIT_NOINLINE bool first_stage(const HashRows& h, index_t token, index_t count, float* z,
                                  F* sums) {
@@ -108,28 +108,43 @@ LSHKIT_NOINLINE bool first_stage(const HashRows& h, index_t token, index_t count
       rotate_plane(v[k], w[k], angles[8 * a + k], angles[4 * R + 8 * a + k]);
       store(z + (8 * a + k) * W, v[k]);
       store(z + (8 * a + k + 4 * R) * W, w[k]);
-      sums[k % 2] += (absolute(v[k]) + absolute(w[k])) * (1.0f / 1024);
+      sums[k] += (absolute(v[k]) + absolute(w[k])) * (1.0f / 1024);
     }
   }
   return finite;
 }
 
-// Bit `bit` of the codes of C rows of H S z. signs: of S, and of what these rows have above row C
-// of H. Codes of a byte share a lane of 16 bits: two rows, of hashes one after the other.
+// Of these, the largest sum that a bit has over its even or its odd elements.
+LSHKIT_INLINE F largest_half(const F* sums, int n_bits) {
+  F largest = {};
+  for (int bit = 0; bit < smaller(n_bits, 7); ++bit)
+    for (int odd = 0; odd < 2; ++odd) {
+      F half = {};
+      for (int i = odd; i < 8; i += 2) half += sums[kEightColumns[bit][i]];
+      largest = half > largest ? half : largest;
+    }
+  return largest;
+}
+
+// Bit `bit` of the codes of C rows of H P S z. signs: of P S, and of what these rows have above row
+// C of H. Codes of a byte share a lane of 16 bits: two rows, of hashes one after the other.
 template <int R, int C, int CodeBytes>
 LSHKIT_INLINE void sign_rows(const std::int16_t* z, const std::int32_t* signs, int bit,
                              std::int16_t* codes) {
   constexpr int kPairs = C / 2, kWords = CodeBytes == 1 ? 1 : 2;
   S sums[2][kPairs];  // over the even and the odd elements
+  const std::int16_t* of_eight[8];
+  LSHKIT_UNROLL
+  for (int i = 0; i < 8; ++i) of_eight[i] = z + kEightColumns[bit][i] * L;
   LSHKIT_UNROLL
   for (int odd = 0; odd < 2; ++odd) {
     LSHKIT_UNROLL
     for (int j = 0; j < kPairs; ++j) {
       const int first = 2 * j + odd;
-      sums[odd][j] = load(z + first * L) ^ (S)broadcast(signs[first]);
+      sums[odd][j] = load(of_eight[first % 8] + first / 8 * 8 * L) ^ (S)broadcast(signs[first]);
       LSHKIT_UNROLL
       for (int i = first + C; i < 8 * R; i += C)
-        sums[odd][j] += load(z + i * L) ^ (S)broadcast(signs[i]);
+        sums[odd][j] += load(of_eight[i % 8] + i / 8 * 8 * L) ^ (S)broadcast(signs[i]);
     }
     butterfly<kPairs>(sums[odd]);
   }
@@ -199,8 +214,10 @@ bool hadamard(const HashRows& h) {
       const index_t rotation = chunk * C / D * h.n_bits + bit, block = chunk % (D / C);
       const float* from = h.parameters + (3 + rotation) * D;
       std::int32_t* to = signs + (chunk * h.n_bits + bit) * D;
-      for (index_t i = 0; i < D; ++i)
-        to[i] = (from[i] < 0) != (__builtin_popcountll(block & (i / C)) % 2) ? -1 : 0;
+      for (index_t i = 0; i < D; ++i) {
+        const bool negative = from[kEightColumns.column(i, bit)] < 0;
+        to[i] = negative != (__builtin_popcountll(block & (i / C)) % 2) ? -1 : 0;
+      }
     }
   bool finite = true;
 
@@ -209,13 +226,12 @@ bool hadamard(const HashRows& h) {
     F scale[2];
     for (int tile = 0; tile < 2; ++tile) {
       const index_t start = smaller(tile * W, count - 1);
-      F sums[2] = {};
+      F sums[8] = {};
       if (!first_stage<R>(h, token + start, smaller(W, count - start), z + tile * D * W, sums))
         finite = false;
-      // The half with the larger sum; a row of zeros stays one.
-      const F larger_sum = sums[0] > sums[1] ? sums[0] : sums[1];
-      const F least = broadcast(1e-36f);
-      scale[tile] = float(32767 - D) / 1024 / (larger_sum > least ? larger_sum : least);
+      // A row of zeros stays one.
+      const F largest = largest_half(sums, h.n_bits), least = broadcast(1e-36f);
+      scale[tile] = float(32767 - D) / 1024 / (largest > least ? largest : least);
     }
     for (int t = 0; t < 2 * W; ++t) {
       const index_t next = smaller(token + 2 * W + t, h.rows - 1) * h.row_stride;

@@ -206,9 +206,21 @@ LSHKIT_INLINE void transform_32(const Element& element, const Take& take) {
 }
 #endif
 
-// The rotations H S z of all groups of hashes. Where the last group uses half of H's rows or fewer,
-// these repeat after half of the columns: its elements are sums of two of z's, and which signs
-// these have is a matter of where they are read.
+// Columns of eight elements of H's argument, by bit % 7 (rotation_column).
+struct EightColumns {
+  std::int32_t of[7][8] = {};
+  constexpr EightColumns() {
+    for (int bit = 0; bit < 7; ++bit)
+      for (int i = 0; i < 8; ++i) of[bit][i] = std::int32_t(rotation_column(i, bit));
+  }
+  const std::int32_t* operator[](index_t bit) const { return of[bit % 7]; }
+  index_t column(index_t i, index_t bit) const { return (i & ~index_t(7)) + of[bit % 7][i & 7]; }
+};
+constexpr EightColumns kEightColumns;
+
+// The rotations H P S z of all groups of hashes. Where the last group uses half of H's rows or
+// fewer, these repeat after half of the columns: its elements are sums of two of z's, and which
+// signs these have is a matter of where they are read.
 template <int Columns>  // 0: not known at compile time
 class Rotations {
  public:
@@ -223,16 +235,19 @@ class Rotations {
         places_(cut.take<std::int32_t>(halves_ ? n_bits * columns / 2 : 0)) {}
 
   index_t used(index_t group) const { return smaller(columns(), n_hashes_ - group * columns()); }
-  // The signs of n_bits rotations a group, `stride` rotations from one group to the next.
-  void set_signs(const float* signs, index_t stride) {
-    signs_ = signs;
-    stride_ = stride;
+  // Bits [first_bit, first_bit + n_bits) of `bits` that a hash function has.
+  void set_bits(const float* parameters, index_t first_bit, index_t bits) {
+    signs_ = parameters + (3 + first_bit) * columns();
+    stride_ = bits;
+    first_bit_ = first_bit;
     const index_t half = columns() / 2;
     for (index_t b = 0; halves_ && b < n_bits_; ++b) {
       const float* of = signs_of(last_, b);
       std::int32_t* to = places_ + b * half;
-      for (index_t i = 0; i < half; ++i)
-        to[i] = std::int32_t(W * (i + (of[i] < 0 ? half : 0) + (of[i] != of[i + half]) * 2 * half));
+      for (index_t i = 0; i < half; ++i) {
+        const index_t c = kEightColumns.column(i, first_bit + b);
+        to[i] = std::int32_t(W * (c + (of[c] < 0 ? half : 0) + (of[c] != of[c + half]) * 2 * half));
+      }
     }
   }
   // From a tile x to z, in its place where z is read.
@@ -270,7 +285,11 @@ class Rotations {
     }
     const float* const z = z_;
     const float* const signs = signs_of(group, bit);
-    const auto term = [=](index_t i) LSHKIT_ALWAYS_INLINE { return load(z + i * W) * signs[i]; };
+    const std::int32_t* const of_eight = kEightColumns[first_bit_ + bit];
+    const auto term = [=](index_t i) LSHKIT_ALWAYS_INLINE {
+      const index_t c = (i & ~index_t(7)) + of_eight[i & 7];
+      return load(z + c * W) * signs[c];
+    };
     transform_of(term, work_, columns(), used(group), take);
   }
 
@@ -289,7 +308,7 @@ class Rotations {
   std::int32_t* places_;
   const float* signs_ = nullptr;
   float* z_ = nullptr;
-  index_t stride_ = 0;
+  index_t stride_ = 0, first_bit_ = 0;
 };
 
 }  // namespace

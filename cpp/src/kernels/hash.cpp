@@ -30,7 +30,7 @@ bool hadamard(const HashRows& h) {
   float* z = cut.take<float>(columns * W);  // the tile after the shared first stage
   std::int32_t* bits = cut.take<std::int32_t>(padded_hashes(h.n_hashes) * W);
   Rotations<Columns> rotations(cut, columns, h.n_hashes, h.n_bits);
-  rotations.set_signs(h.parameters + (3 + h.first_bit) * columns, h.bits());
+  rotations.set_bits(h.parameters, h.first_bit, h.bits());
   std::memset(bits + h.n_hashes * W, 0,
               sizeof(*bits) * (padded_hashes(h.n_hashes) - h.n_hashes) * W);
   bool finite = true;

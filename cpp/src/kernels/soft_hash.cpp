@@ -147,7 +147,7 @@ void soft_hadamard(const SoftHashRows& h) {
   const index_t columns = Columns ? Columns : h.columns;
   HadamardTile<Columns> tile(Cut{h.scratch}, h);
   float* z = tile.z;
-  tile.rotations.set_signs(h.parameters + 3 * columns, h.n_bits);
+  tile.rotations.set_bits(h.parameters, 0, h.n_bits);
   for (index_t token = 0; token < h.rows; token += W) {
     const index_t count = smaller(W, h.rows - token);
     // Scaled to unit variance here, where 1 / D is exact: three transforms of length D^(1/2).

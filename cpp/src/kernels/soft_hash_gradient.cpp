@@ -106,7 +106,7 @@ LSHKIT_INLINE void transform_from(const float* v, index_t used, float* work, ind
   }
 }
 
-// The way back through the rotations, summed up over all of them: S H v. What an element of the
+// The way back through the rotations, summed up over all of them: S P' H v. What an element of the
 // last group is added to is where Rotations reads it.
 template <int Columns>
 struct RotationsBack : Rotations<Columns> {
@@ -138,8 +138,10 @@ struct RotationsBack : Rotations<Columns> {
     }
     float* const z = this->z_;
     const float* const signs = this->signs_of(group, bit);
+    const std::int32_t* const of_eight = kEightColumns[this->first_bit_ + bit];
     transform_from(v, used, this->work_, columns, [=](index_t i, F x) LSHKIT_ALWAYS_INLINE {
-      store(z + i * W, load(z + i * W) + x * signs[i]);
+      const index_t c = (i & ~index_t(7)) + of_eight[i & 7];
+      store(z + c * W, load(z + c * W) + x * signs[c]);
     });
   }
   // The sums, then the transposed first stage: the gradients of the tile, times `scale`.
@@ -183,7 +185,7 @@ template <int Columns, int Selected>
 void hadamard_gradient(const SoftHashGradient& g) {
   const index_t columns = Columns ? Columns : g.columns;
   GradientTile<Columns> tile(Cut{g.scratch}, g);
-  tile.rotations.set_signs(g.parameters + 3 * columns, g.n_bits);
+  tile.rotations.set_bits(g.parameters, 0, g.n_bits);
   for (index_t token = 0; token < g.grad.rows; token += W) {
     const index_t count = smaller(W, g.grad.rows - token);
     tile.rotations.clear(tile.z);

@@ -346,7 +346,7 @@ void pack_rotations(const HashTiles& h) {
   Cut cut{h.scratch};
   float* const z = cut.take<float>(columns * W);
   Rotations<0> rotations(cut, columns, h.n_hashes, h.n_bits);
-  rotations.set_signs(h.parameters + 3 * columns, h.n_bits);
+  rotations.set_bits(h.parameters, 0, h.n_bits);
   // W unit vectors at a time, in lanes: a projection of them has as many elements of its normal.
   for (index_t first = 0; first < h.n_features; first += W) {
     std::memset(z, 0, sizeof(float) * columns * W);

@@ -24,6 +24,15 @@ __device__ inline void transform_shared(float* z, index_t columns) {
   __syncthreads();
 }
 
+// P S z of a bit, by all threads of the block.
+__device__ inline void load_rotated(const float* z, const float* signs, index_t columns, int bit,
+                                    float* to) {
+  for (index_t i = thread_index(); i < columns; i += kHashThreads) {
+    const index_t c = rotation_column(i, bit);
+    to[i] = z[c] * signs[c];
+  }
+}
+
 LSHKIT_KERNEL void __launch_bounds__(kHashThreads) hash_shared_kernel(Hash h) {
   LSHKIT_SHARED_MEMORY(memory);
   const index_t columns = h.columns, half = columns / 2;
@@ -54,7 +63,7 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) hash_shared_kernel(Hash h) {
     const index_t used = least(columns, h.n_hashes - hash);
     for (int bit = 0; bit < h.n_bits; ++bit) {
       const float* const signs = parameters + (3 + hash / columns * h.n_bits + bit) * columns;
-      for (index_t i = thread; i < columns; i += kHashThreads) work[i] = z[i] * signs[i];
+      load_rotated(z, signs, columns, bit, work);
       transform_shared(work, columns);
       for (index_t j = thread; j < used; j += kHashThreads)  // the same thread for every bit
         codes[j] = (bit == 0 ? 0u : codes[j]) | std::uint32_t(work[j] > 0) << bit;

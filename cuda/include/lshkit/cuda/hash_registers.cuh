@@ -13,6 +13,10 @@
 //
 // More columns take Lanes times as many and log2(Lanes) shuffles of each register a transform, but
 // of the sums that no code needs none: of 64 columns a lane Keep are left for the last stages.
+//
+// P, which permutes the columns of a bit, permutes the rows of H as well: which row of bit b
+// belongs to a hash changes from bit to bit by the same step. So bits go from register to register,
+// or, where a row of eight is in another lane, each is taken from its row's code at the end.
 #include "lshkit/cuda/hash_codes.cuh"
 
 namespace lshkit::cuda {
@@ -57,6 +61,25 @@ __device__ __forceinline__ void rotate_registers(float* z, const float* angles) 
     const float c = angles[i], s = angles[half + i], a = z[i], b = z[half + i];
     z[i] = c * a - s * b;
     z[half + i] = s * a + c * b;
+  }
+}
+
+// x[i] = next(i, x[rotation_row(i, 1)]) for all i, along the cycle that seven of eight make.
+template <class T, int Count, class Next>
+__device__ __forceinline__ void to_next_rows(T (&x)[Count], const Next& next) {
+  static_assert(Count % 8 == 0, "");
+  LSHKIT_UNROLL
+  for (int eight = 0; eight < Count; eight += 8) {
+    x[eight] = next(eight, x[eight]);
+    const T last = x[eight + 1];
+    int i = 1;
+    LSHKIT_UNROLL
+    for (int step = 0; step < 6; ++step) {
+      const int from = int(rotation_row(i, 1));
+      x[eight + i] = next(eight + i, x[eight + from]);
+      i = from;
+    }
+    x[eight + i] = next(eight + i, last);
   }
 }
 
@@ -153,6 +176,15 @@ __device__ __forceinline__ void scale_token(float* z) {
   for (int i = 0; i < kRegisterColumns; ++i) z[i] *= scale;
 }
 
+// The code of a hash from those that rows have: a bit b is in row rotation_row(hash, b).
+__device__ __forceinline__ std::uint32_t code_of_rows(const std::uint16_t* rows, int hash) {
+  std::uint32_t code = 0;
+  LSHKIT_UNROLL
+  for (int bit = 0; bit < 7; ++bit)
+    code |= rows[rotation_row(hash, bit)] & (0x4081u << bit);  // bits 0, 7 and 14
+  return code;
+}
+
 // Keep: rows of a rotation that make codes, of those that a lane has; a power of two.
 template <int Lanes, int Keep>
 __global__ void __launch_bounds__(kHashThreads, Keep* Lanes < 64 ? 3 : 2)
@@ -211,8 +243,15 @@ __global__ void __launch_bounds__(kHashThreads, Keep* Lanes < 64 ? 3 : 2)
         for (int i = 0; i < kRegisterColumns; ++i) w[i] = z[i] * sign[i];
         transform_registers<Keep>(w);
         transform_lanes<Lanes, Keep>(w);
-        LSHKIT_UNROLL
-        for (int j = 0; j < Keep; ++j) code[j] = shift_in_sign(code[j], w[j]);  // of -projection
+        const auto next = [&](int j, std::uint32_t bits) {
+          return shift_in_sign(bits, w[j]);  // of -projection
+        };
+        if constexpr (Lanes == 1) {
+          to_next_rows(code, next);
+        } else {
+          LSHKIT_UNROLL
+          for (int j = 0; j < Keep; ++j) code[j] = next(j, code[j]);
+        }
       }
     }
     LSHKIT_UNROLL
@@ -230,7 +269,8 @@ __global__ void __launch_bounds__(kHashThreads, Keep* Lanes < 64 ? 3 : 2)
       const int used = int(least(kRows, h.n_hashes - hash));
       for (int i = lane_index(); i < kTokensOfWarp * kRows; i += kWarp)
         if (i / kRows < count && i % kRows < used)
-          store_code(h, flat, first + i / kRows, hash + i % kRows, rows[i]);
+          store_code(h, flat, first + i / kRows, hash + i % kRows,
+                     code_of_rows(rows + i / kRows * kRows, i % kRows));
     }
   }
 }

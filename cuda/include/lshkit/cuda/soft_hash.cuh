@@ -53,14 +53,18 @@ struct SoftHash {
 };
 
 // Signs of n_bits rotations by 64 columns for the hashes from `first` of a group on, times `sign`,
-// in shared memory: row `first` + j of H is row j times the signs of row `first`.
+// in shared memory: row `first` + j of H is row j times the signs of row `first`, a multiple of 8.
+// Permuted: those of the elements of P S z, in the order of H's columns; else those of z's.
+template <bool Permuted>
 __device__ inline void load_signs(const Hash& h, const float* parameters, index_t first, float sign,
                                   float* to) {
   constexpr int D = kRegisterColumns;
   const float* const signs = parameters + (3 + first / D * h.n_bits) * D;
   const unsigned of_first = unsigned(first % D);
-  for (int i = thread_index(); i < h.n_bits * D; i += kHashThreads)
-    to[i] = __popc(of_first & unsigned(i % D)) % 2 ? -sign * signs[i] : sign * signs[i];
+  for (int i = thread_index(); i < h.n_bits * D; i += kHashThreads) {
+    const float own = sign * signs[Permuted ? rotation_column(i, i / D) : i];
+    to[i] = __popc(of_first & unsigned(i % D)) % 2 ? -own : own;
+  }
 }
 
 // From one token's words in shared memory to the next's: whole fours of words, of an odd number of
@@ -97,12 +101,16 @@ __device__ inline void store_rows_of_words(std::uint32_t* stage,
         reinterpret_cast<const Element*>(from + row * kStride * 4)[e];
   }
 }
+// A hash of a token: its code, and the smallest of its margins' words.
+template <int R>
+struct SoftCode {
+  std::uint32_t code = 0, margins[R + 1];
+};
 // Those of some hashes of a token: codes, then margins.
 template <int R>
 __device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage, index_t flat,
                                         index_t row, int rows, index_t hash,
-                                        const std::uint32_t (&codes)[kHashesAtOnce<R>],
-                                        const std::uint32_t (&margins)[kHashesAtOnce<R>][R + 1]) {
+                                        const SoftCode<R> (&codes)[kHashesAtOnce<R>]) {
   constexpr int kHashes = kHashesAtOnce<R>;
   const Hash& h = s.hash;
   const int used = int(least(kHashes, h.n_hashes - hash));
@@ -111,19 +119,19 @@ __device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage,
   if (h.code_bytes == 1) {
     std::uint32_t words[kHashes / 4] = {};
     LSHKIT_UNROLL
-    for (int j = 0; j < kHashes; ++j) words[j / 4] |= codes[j] << (j % 4 * 8);
+    for (int j = 0; j < kHashes; ++j) words[j / 4] |= codes[j].code << (j % 4 * 8);
     store_rows_of_words<std::uint8_t>(stage, words, rows, to_codes, h.n_hashes, used);
   } else {
     std::uint32_t words[kHashes / 2] = {};
     LSHKIT_UNROLL
-    for (int j = 0; j < kHashes; ++j) words[j / 2] |= codes[j] << (j % 2 * 16);
+    for (int j = 0; j < kHashes; ++j) words[j / 2] |= codes[j].code << (j % 2 * 16);
     store_rows_of_words<std::uint16_t>(stage, words, rows, to_codes, h.n_hashes * 2, used * 2);
   }
   if constexpr (R > 0) {
     std::uint32_t words[kHashes * R];
     LSHKIT_UNROLL
     for (int j = 0; j < kHashes; ++j) LSHKIT_UNROLL
-    for (int k = 0; k < R; ++k) words[j * R + k] = margins[j][k];
+    for (int k = 0; k < R; ++k) words[j * R + k] = codes[j].margins[k];
     store_rows_of_words<float>(stage, words, rows, s.margins + at * R,
                                h.n_hashes * R * index_t(sizeof(float)),
                                used * R * int(sizeof(float)));
@@ -166,35 +174,35 @@ __global__ void __launch_bounds__(kHashThreads, 3) soft_hash_registers_kernel(So
 
   for (index_t hash = 0; hash < h.n_hashes; hash += kHashes) {
     __syncthreads();
-    load_signs(h, parameters, hash, -1.0f, numbers);
+    load_signs<false>(h, parameters, hash, -1.0f, numbers);
     __syncthreads();
-    std::uint32_t codes[kHashes] = {}, keys[kHashes][R + 1];
+    SoftCode<R> codes[kHashes];
     LSHKIT_UNROLL
     for (int j = 0; j < kHashes; ++j) LSHKIT_UNROLL
-    for (int k = 0; k < R; ++k) keys[j][k] = 0x7fffffffu;
+    for (int k = 0; k < R; ++k) codes[j].margins[k] = 0x7fffffffu;
     for (int bit = h.n_bits - 1; bit >= 0; --bit) {
       float w[D];
       LSHKIT_UNROLL
       for (int i = 0; i < D; ++i) w[i] = z[i] * numbers[bit * D + i];
       transform_registers<kHashes>(w);
-      LSHKIT_UNROLL
-      for (int j = 0; j < kHashes; ++j) {
-        codes[j] = shift_in_sign(codes[j], w[j]);  // of -projection
+      to_next_rows(codes, [&](int j, SoftCode<R> own) {
+        own.code = shift_in_sign(own.code, w[j]);  // of -projection
         std::uint32_t key = margin_word(w[j], bit);
         LSHKIT_UNROLL
         for (int k = 0; k < R; ++k) {
-          const std::uint32_t lower = key < keys[j][k] ? key : keys[j][k];
-          key = key < keys[j][k] ? keys[j][k] : key;
-          keys[j][k] = lower;
+          const std::uint32_t lower = key < own.margins[k] ? key : own.margins[k];
+          key = key < own.margins[k] ? own.margins[k] : key;
+          own.margins[k] = lower;
         }
-      }
+        return own;
+      });
     }
     LSHKIT_UNROLL
-    for (int j = 0; j < kHashes; ++j) codes[j] &= any;
+    for (int j = 0; j < kHashes; ++j) codes[j].code &= any;
     const int first_of_warp = warp_index() * kWarp;
     if (first_of_warp >= count) continue;
     store_soft_codes<R>(s, stage + first_of_warp * kStageWords, flat, first + first_of_warp,
-                        int(least(kWarp, count - first_of_warp)), hash, codes, keys);
+                        int(least(kWarp, count - first_of_warp)), hash, codes);
   }
 }
 
@@ -238,7 +246,7 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads)
     __syncthreads();
     for (int bit = 0; bit < h.n_bits && !hyperplanes; ++bit) {
       const float* const signs = parameters + (3 + hash / columns * h.n_bits + bit) * columns;
-      for (index_t i = thread; i < columns; i += kHashThreads) work[i] = z[i] * signs[i];
+      load_rotated(z, signs, columns, bit, work);
       transform_shared(work, columns);
       for (index_t j = thread; j < used; j += kHashThreads)
         projections[bit * kSoftHashChunk + j] = work[in_group + j];

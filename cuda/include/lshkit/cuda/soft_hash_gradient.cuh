@@ -112,14 +112,18 @@ __global__ void __launch_bounds__(kHashThreads, R < 2 ? 3 : 2)
   float sum[D] = {};
   for (index_t hash = 0; hash < h.n_hashes && R > 0; hash += kHashes) {
     __syncthreads();
-    load_signs(h, parameters, hash, 1.0f, numbers);
+    load_signs<true>(h, parameters, hash, 1.0f, numbers);
     float slopes[kHashes][R + 1];
     int bits[kHashes][R + 1];
     if constexpr (R > 0)
       load_slopes<kHashes, R>(s, flat, least(first + thread, h.n_rows - 1), hash,
                               int(least(kHashes, h.n_hashes - hash)), aligned, slopes, bits);
     __syncthreads();
-    for (int bit = 0; bit < h.n_bits; ++bit) {
+    // A column goes from register to register, to where P has it, from bit to bit and down to bit 0
+    // of the hashes before, where it is in its own.
+    for (int bit = ceil_div(h.n_bits, 7) * 7; bit > h.n_bits; --bit)
+      to_next_rows(sum, [](int, float x) { return x; });
+    for (int bit = h.n_bits - 1; bit >= 0; --bit) {
       float v[kHashes];
       LSHKIT_UNROLL
       for (int j = 0; j < kHashes; ++j) {
@@ -128,8 +132,7 @@ __global__ void __launch_bounds__(kHashThreads, R < 2 ? 3 : 2)
         for (int k = 0; k < R; ++k) v[j] = bits[j][k] == bit ? slopes[j][k] : v[j];
       }
       transform_registers<kHashes, kHashes / 2>(v);
-      LSHKIT_UNROLL
-      for (int i = 0; i < D; ++i) sum[i] += numbers[bit * D + i] * v[i % kHashes];
+      to_next_rows(sum, [&](int i, float x) { return x + numbers[bit * D + i] * v[i % kHashes]; });
     }
   }
   __syncthreads();
@@ -186,7 +189,8 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads, 1) soft_hash_back_shared_kern
       }
       transform_shared(work, columns);
       const float* const signs = parameters + (3 + hash / columns * h.n_bits + bit) * columns;
-      for (index_t i = thread; i < columns; i += kHashThreads) sum[i] += signs[i] * work[i];
+      for (index_t c = thread; c < columns; c += kHashThreads)
+        sum[c] += signs[c] * work[rotation_row(c, bit)];
     }
   for (int step = 2; step >= 0; --step) {
     rotate_shared_back(sum, columns, parameters + step * columns);
