@@ -425,7 +425,9 @@ def standardised(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, U
     offset = np.where(np.abs(offset) > 8 * (high - low), offset, 0.0)
     values = values - offset
     # Units that are powers of 2 bring values into the range of float32, and round nothing.
-    unit = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1] - 1)
+    largest = np.abs(values).max(axis=0)
+    largest = np.where(largest > 0, largest, np.abs(offset))  # a constant has its own size
+    unit = np.ldexp(1.0, np.frexp(largest)[1] - 1)
     values /= unit
     mean = np.average(values, axis=0, weights=weights)
     spread = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))

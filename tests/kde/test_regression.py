@@ -118,6 +118,10 @@ def test_targets_of_any_size():
         assert np.allclose(got / scale, wanted, rtol=1e-5)
     constant = model.fit(ROWS, np.full(700, 7.5)).predict(QUERIES)
     assert (constant == 7.5).all()
+    # Beside an output of a usual size too: float32 does not hold it.
+    tiny = np.stack([ROWS[:, 0], np.full(700, 1e-60)], 1)
+    predicted = model.fit(ROWS.astype(np.float32), tiny).predict(QUERIES.astype(np.float32))
+    assert (predicted[:, 1] == 1e-60).all()
 
 
 @pytest.mark.parametrize("share", [0.4, 0.6, 0.98])

@@ -378,13 +378,14 @@ def make(model: nn.Module, given: dict[str, Any]) -> ModelCodeCache:
         lsh = KINDS["lsh"]
         lsh.check(lsh.complete(prefill, "prefill"))
     decoder = config.get_text_config(decoder=True)
-    heads = decoder.num_attention_heads
-    key_heads = getattr(decoder, "num_key_value_heads", None) or heads
     names, arguments = get_layer_types_and_kwargs(decoder)
+    heads_of_layers = getattr(decoder, "num_attention_heads_per_layer", None)  # Laguna's
     layers: list[Any] = []
     for i, (name, own) in enumerate(zip(names, arguments, strict=True)):
         if name == "full_attention":
             own_options = options | {"seed": options["seed"] + i}
+            heads = heads_of_layers[i] if heads_of_layers else decoder.num_attention_heads
+            key_heads = getattr(decoder, "num_key_value_heads", None) or heads
             layers.append(CodeCacheLayer(heads // key_heads, own_options))
         elif name == "sliding_attention":
             layers.append(DynamicSlidingWindowLayer(**own))

@@ -47,6 +47,33 @@ def padded(tokens, n):
     return tokens * mask, mask
 
 
+def test_layers_with_different_numbers_of_heads():
+    if "laguna" not in transformers.CONFIG_MAPPING:
+        pytest.skip("this transformers has no Laguna")
+    sizes = dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 32)
+    heads = {"num_attention_heads_per_layer": [4, 8], "num_key_value_heads": 2, "head_dim": 16}
+    tokens = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    config = transformers.AutoConfig.for_model(
+        "laguna",
+        **(sizes | heads | tokens),
+        hidden_size=64,
+        shared_expert_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["full_attention"] * 2,
+        mlp_layer_types=["dense", "sparse"],
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    options = {"max_new_tokens": 4, "do_sample": False}
+    wanted = model.generate(ids(40), **options)
+    register()
+    model.set_attn_implementation("lshkit_cache")
+    assert torch.equal(model.generate(ids(40), cache=code_cache(model), **options), wanted)
+
+
 def test_generate_is_the_same_where_all_keys_are_read(model):
     tokens, mask = padded(ids(50), 13)
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": mask}

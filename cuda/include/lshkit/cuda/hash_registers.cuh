@@ -5,11 +5,11 @@
 // low bits lanes: there a stage is a shuffle and a product.
 //
 // The bound is instructions. Counted in the machine code for sm_90, a token of 64 columns in
-// bfloat16, 8 bits and 32 hashes: 3,900, of which 2,944 are additions and products. 276 a bit (160
+// bfloat16, 8 bits and 32 hashes: 3,930, of which 2,944 are additions and products. 280 a bit (160
 // additions, 64 products with signs, 32 shifts that take in the sign of a sum each, 16 loads of
-// four signs), 1,260 for what the bits share, 450 to load, stage and store. As products of matrices
-// on the tensor cores, in three parts of bfloat16 each so that codes stay those of fp32, the same
-// would be 49,152 multiplications a token: no less time.
+// four signs, 4 moves), 1,260 for what the bits share, 450 to load, stage and store. As products of
+// matrices on the tensor cores, in three parts of bfloat16 each so that codes stay those of fp32,
+// the same would be 49,152 multiplications a token: no less time.
 //
 // More columns take Lanes times as many and log2(Lanes) shuffles of each register a transform, but
 // of the sums that no code needs none: of 64 columns a lane Keep are left for the last stages.
