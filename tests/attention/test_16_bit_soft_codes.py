@@ -46,7 +46,9 @@ def rows(kind, n, d_v=64, dtype=torch.bfloat16, seed=0):
     return [x.to(dtype) for x in (case.query, case.key, case.value, case.grad_out)]
 
 
-def attend(query, key, value, grad, dtype, mask=None, *, normalize=None, sharpness=None, **options):
+def attend(
+    query, key, value, grad, dtype, mask=None, *, normalize=None, sharpness=None, seed=3, **options
+):
     """The output and its gradients, in float32."""
     x = [t.to(dtype).detach().requires_grad_() for t in (query, key, value)]
     parameters = None
@@ -55,7 +57,12 @@ def attend(query, key, value, grad, dtype, mask=None, *, normalize=None, sharpne
         parameters = {"sharpness": x[-1]}
     options = {"n_bits": 12, "n_hashes": 16} | options
     out = yoso_attention(
-        *x[:3], mask, estimator=Soft(**options), normalize=normalize, seed=3, parameters=parameters
+        *x[:3],
+        mask,
+        estimator=Soft(**options),
+        normalize=normalize,
+        seed=seed,
+        parameters=parameters,
     )
     gradients = torch.autograd.grad(out, x, grad.to(out.dtype))
     return [t.detach().float() for t in (out, *gradients)]
@@ -107,11 +114,20 @@ def test_masks_normalisation_and_sharpness(normalize):
 
 
 def test_rows_that_are_small_where_most_collide():
-    """The mean of all is not theirs, which most readers meet."""
+    """The mean of all is not theirs, which most readers meet.
+
+    That is seen where the first hash has the cluster in one bucket, as most have. Where it cuts it,
+    the cluster's own error is up to 0.4 %: see docs/numerics.md.
+    """
     inputs = rows("small in a cluster", 1400, dtype=torch.float16)
-    full, short = (attend(*inputs, x, n_bits=10)[3] for x in (torch.float32, torch.float16))
-    for some in (slice(None), slice(70)):
-        assert relative_error(short[..., some, :], full[..., some, :]) < bound(torch.float16)
+    errors = []
+    for seed in range(9):
+        full, short = (
+            attend(*inputs, x, n_bits=10, seed=seed)[3] for x in (torch.float32, torch.float16)
+        )
+        assert relative_error(short, full) < bound(torch.float16)
+        errors.append(relative_error(short[..., :70, :], full[..., :70, :]))
+    assert sorted(errors)[4] < bound(torch.float16) and max(errors) < 4e-3
 
 
 @pytest.mark.parametrize("n", [1024, 6000])

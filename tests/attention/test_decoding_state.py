@@ -97,8 +97,8 @@ def test_a_damaged_state_dict_is_not_loaded():
     saved = state.state_dict()
     with pytest.raises(TypeError, match="state_dict must be a dict, got YosoState"):
         state.load_state_dict(state)
-    with pytest.raises(ValueError, match="version 3, got 4"):
-        state.load_state_dict({**saved, "version": torch.tensor(4)})
+    with pytest.raises(ValueError, match="version 4, got 5"):
+        state.load_state_dict({**saved, "version": torch.tensor(5)})
     with pytest.raises(ValueError, match="'masked'"):
         state.load_state_dict({name: x for name, x in saved.items() if name != "masked"})
     with pytest.raises(ValueError, match="'more'"):
