@@ -58,6 +58,15 @@ inline void rotate(std::vector<double>& x, const float* angles) {
   }
 }
 
+// Of the columns of a bit, by the matrix itself.
+inline index_t permuted_column(index_t i, int bit) {
+  for (; bit > 0; --bit) {
+    const index_t x = i & 1, y = i >> 1 & 1, z = i >> 2 & 1;
+    i = (i & ~index_t(7)) | y | (x ^ z) << 1 | (y ^ z) << 2;
+  }
+  return i;
+}
+
 // The projection of bit `bit` of hash `hash`, and the size of the terms it sums.
 inline double projection(Family family, const float* p, index_t columns, const float* x, index_t d,
                          int n_bits, index_t hash, int bit, double* size) {
@@ -80,7 +89,7 @@ inline double projection(Family family, const float* p, index_t columns, const f
   const float* signs = p + (3 + hash / columns * n_bits + bit) * columns;
   std::vector<double> permuted(columns);
   for (index_t i = 0; i < columns; ++i) {
-    const index_t c = rotation_column(i, bit);
+    const index_t c = permuted_column(i, bit);
     permuted[i] = z[c] * signs[c];
     norm += std::fabs(permuted[i]);
   }

@@ -91,7 +91,7 @@ class _AngularFamily(HashFamily):
         return copy
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_copies"}
+        return {name: value for name, value in super().__getstate__().items() if name != "_copies"}
 
     @property
     def n_buckets(self) -> int:
@@ -352,8 +352,8 @@ class FastHadamard(_AngularFamily):
     is the Hadamard matrix, P a permutation, S random signs and G rotations of coordinate pairs by
     random angles, without which sparse vectors would collide too often. Each of the n_bits bits of
     a code has its own S: rows of one rotation are orthogonal, and codes from them would collide too
-    rarely. It has its own P too, without which sums over rows in all directions would have up to
-    twice the variance of independent functions.
+    rarely. P is another in seven bits one after the other, without which sums over rows in all
+    directions would have up to twice the variance of independent functions.
 
     Parameters
     ----------

@@ -333,10 +333,7 @@ class HashFamily:
         if not issubclass(family, cls):
             raise ValueError(f"family must be {cls.__name__}, got {name}")
         version = _integer(arrays, "format")
-        first = family._first_format
-        if not first <= version <= FORMAT:
-            hint = ": use a newer lshkit" if version > FORMAT else ": hash the rows again"
-            raise ValueError(f"format of {name} must be {first} to {FORMAT}, got {version}{hint}")
+        family._check_format(version)
         self = family.__new__(family)
         try:
             self._restore(arrays)
@@ -347,6 +344,25 @@ class HashFamily:
             raise ValueError(f"seed must be an integer >= 0 or empty, got {seed!r}")
         self.seed = checks.seed(int(seed)) if seed else None
         return self
+
+    @classmethod
+    def _check_format(cls, version: int) -> None:
+        if not 1 <= version <= FORMAT:
+            hint = ": use a newer lshkit" if version > FORMAT else ""
+            raise ValueError(f"format must be 1 to {FORMAT}, got {version}{hint}")
+        if version < cls._first_format:
+            raise ValueError(
+                f"format of {cls.__name__} must be {cls._first_format}, got {version}, of an older "
+                "lshkit, in which the same numbers were other functions: make it anew"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"format": FORMAT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        self._check_format(state.pop("format", 1))
+        self.__dict__.update(state)
 
     @classmethod
     def array_names(cls, numbers: Mapping[str, Any]) -> tuple[str, ...]:

@@ -375,8 +375,8 @@ def test_damaged_arrays_are_refused(name):
     numbers_or_bandwidth = f"({numbers[0]}|bandwidth)"
     for key, value, message in (
         ("family", np.array("Cosine"), "family must be one of .*RandomBinning, got 'Cosine'"),
-        ("format", np.array(3), "must be . to 2, got 3: use a newer lshkit"),
-        ("format", np.array(0), "must be . to 2, got 0: hash the rows again"),
+        ("format", np.array(3), "format must be 1 to 2, got 3: use a newer lshkit"),
+        ("format", np.array(0), "format must be 1 to 2, got 0"),
         ("format", np.array("1"), "format must be one integer"),
         ("n_features", np.array(8), f"{numbers_or_bandwidth} must be .* got .*7"),
         ("n_hashes", np.array(0), "n_hashes must be an integer from 1 to 65535, got 0"),
@@ -433,3 +433,17 @@ def test_pairs_of_tensors_of_any_type(name):
     wide = rows.float() if rows.is_floating_point() else rows.double()
     wanted = hasher.pair_probability(wide, wide, *pairs)
     torch.testing.assert_close(hasher.pair_probability(rows, rows, *pairs), wanted)
+
+
+def test_an_older_lshkits_functions_are_refused_where_they_were_others():
+    """Of `FastHadamard`, before columns were permuted, as arrays and pickled."""
+    plane, fast = Hyperplane(5, 3, 2, seed=0), FastHadamard(5, 3, 2, seed=0)
+    assert hashing.from_arrays(plane.to_arrays() | {"format": np.array(1)}) == plane
+    with pytest.raises(ValueError, match="format of FastHadamard must be 2, got 1, of an older"):
+        hashing.from_arrays(fast.to_arrays() | {"format": np.array(1)})
+    for family in (plane, fast):
+        assert pickle.loads(pickle.dumps(family)) == copy.deepcopy(family) == family
+    older = fast.__getstate__()
+    del older["format"]
+    with pytest.raises(ValueError, match="format of FastHadamard must be 2, got 1, of an older"):
+        FastHadamard.__new__(FastHadamard).__setstate__(older)

@@ -28,7 +28,8 @@ enum class Precision : int { full = 0, fast = 1 };
 //
 // Without P, bits j and j' of a rotation would be correlated by sum_i H[j ^ j', i] z_i^2, whatever
 // the signs, and so in all bits of both codes alike: sums over rows in all directions had up to
-// twice the variance that independent functions have. P changes j ^ j' from bit to bit.
+// twice the variance that independent functions have. P changes j ^ j' from bit to bit, but where j
+// and j' differ by a multiple of 8.
 struct HashFunctions {
   Family family = Family::hadamard;
   const float* parameters = nullptr;
@@ -39,19 +40,12 @@ struct HashFunctions {
   index_t heads_per_set = 1;  // heads in a row that share a set
 };
 
-// Where a linear map of three bits takes the numbers 0 to 7, an octal digit each from the lowest
-// on, when it is taken `times` times: a symmetric matrix over GF(2) of order 7.
-LSHKIT_ANYWHERE constexpr std::uint32_t permuted_eight(int times) {
-  std::uint32_t eight = 076543210;
-  for (times %= 7; times > 0; --times) {
-    std::uint32_t next = 0;
-    for (int i = 0; i < 24; i += 3) next |= (013467520u >> 3 * (eight >> i & 7) & 7) << i;
-    eight = next;
-  }
-  return eight;
-}
+// Takes the lowest three bits of i `bit` times through a linear map, a symmetric matrix over GF(2)
+// of order 7: bits b and b + 7 have the same order.
 LSHKIT_ANYWHERE constexpr index_t rotation_column(index_t i, int bit) {
-  return (i & ~index_t(7)) | index_t(permuted_eight(bit) >> 3 * (i & 7) & 7);
+  unsigned three = unsigned(i & 7);
+  for (int times = bit % 7; times > 0; --times) three = 013467520u >> 3 * three & 7;
+  return (i & ~index_t(7)) | index_t(three);
 }
 // Since H[j, a i] = H[a j, i] for such a map a of three bits of both, P permutes the rows of H too:
 // row j of H P is row rotation_row(j, b) of H.

@@ -285,9 +285,9 @@ class Rotations {
     }
     const float* const z = z_;
     const float* const signs = signs_of(group, bit);
-    const std::int32_t* const of_eight = kEightColumns[first_bit_ + bit];
+    const index_t order = first_bit_ + bit;
     const auto term = [=](index_t i) LSHKIT_ALWAYS_INLINE {
-      const index_t c = (i & ~index_t(7)) + of_eight[i & 7];
+      const index_t c = kEightColumns.column(i, order);
       return load(z + c * W) * signs[c];
     };
     transform_of(term, work_, columns(), used(group), take);

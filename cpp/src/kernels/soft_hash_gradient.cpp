@@ -138,9 +138,9 @@ struct RotationsBack : Rotations<Columns> {
     }
     float* const z = this->z_;
     const float* const signs = this->signs_of(group, bit);
-    const std::int32_t* const of_eight = kEightColumns[this->first_bit_ + bit];
+    const index_t order = this->first_bit_ + bit;
     transform_from(v, used, this->work_, columns, [=](index_t i, F x) LSHKIT_ALWAYS_INLINE {
-      const index_t c = (i & ~index_t(7)) + of_eight[i & 7];
+      const index_t c = kEightColumns.column(i, order);
       store(z + c * W, load(z + c * W) + x * signs[c]);
     });
   }

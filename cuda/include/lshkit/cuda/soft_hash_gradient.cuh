@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kHashThreads, R < 2 ? 3 : 2)
       load_slopes<kHashes, R>(s, flat, least(first + thread, h.n_rows - 1), hash,
                               int(least(kHashes, h.n_hashes - hash)), aligned, slopes, bits);
     __syncthreads();
-    // A column goes from register to register, to where P has it, from bit to bit and down to bit 0
-    // of the hashes before, where it is in its own.
+    // A column goes from register to register, to where P has it. After bit 0 register i has column
+    // i again, as before the first bit of a number that 7 divides.
     for (int bit = ceil_div(h.n_bits, 7) * 7; bit > h.n_bits; --bit)
       to_next_rows(sum, [](int, float x) { return x; });
     for (int bit = h.n_bits - 1; bit >= 0; --bit) {
