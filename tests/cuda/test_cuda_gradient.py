@@ -72,14 +72,15 @@ def test_lower_bound(cuda_device, dtype, shape, is_causal, normalize):
     arrays, words = tuple(attention_cases.arrays(case)), {"gradient": "lower_bound"}
     rules = attention_cases.reference_options(mask, is_causal, normalize)
     grad_out = case.grad_out.double().numpy()
-    wanted = terms = reference.yoso_backward(*arrays, *codes, grad_out, n_bits, **words, **rules)
-    if normalize == "sum":  # the difference of g . v and of its mean over what a query sees
-        rules["normalize"] = None
-        sums = reference.yoso_forward(
-            *arrays[:2], np.ones_like(arrays[2][..., :1]), *codes, **rules
-        )
-        g = np.divide(grad_out, sums, where=sums > 0, out=np.zeros_like(grad_out))
-        terms = reference.yoso_backward(*arrays, *codes, g, n_bits, **words, **rules)
+    wanted = reference.yoso_backward(*arrays, *codes, grad_out, n_bits, **words, **rules)
+    # Each a difference: of g . v and of its mean over what a query sees, or of its part along the
+    # output, which is all of it where a query sees one key.
+    rules["normalize"] = None
+    values = np.ones_like(arrays[2][..., :1]) if normalize == "sum" else arrays[2]
+    sums = reference.yoso_forward(*arrays[:2], values, *codes, **rules)
+    sums = np.linalg.norm(sums, axis=-1, keepdims=True)
+    g = np.divide(grad_out, sums, where=sums > 0, out=np.zeros_like(grad_out))
+    terms = reference.yoso_backward(*arrays, *codes, g, n_bits, **words, **rules)
     for a, b, size in zip(got, wanted, terms, strict=True):
         assert a.dtype is dtype
         assert_near(a, b, TOLERANCE[dtype], size)
