@@ -219,7 +219,7 @@ __device__ inline void rotate_shared(float* z, index_t columns, const float* ang
 
 // A block a row, both families and any sizes: the projections of some hashes in shared memory, then
 // each bit's rank among the keys of its code.
-LSHKIT_KERNEL void __launch_bounds__(kHashThreads)
+LSHKIT_KERNEL void __launch_bounds__(kHashThreads, 1)
     soft_hash_shared_kernel(SoftHash s, bool hyperplanes) {
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
